@@ -1,0 +1,154 @@
+"""The command line and the YAML files: every key is an argument of what it configures.
+
+jsonargparse reads the keys, types, defaults and help texts from the signatures and docstrings, so
+there is no second list to keep in step. Chapter 1's LightningCLI uses the same library and the same
+sections.
+"""
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+import src.data.cifar10  # noqa: F401  its dataset can then be named without its module
+from src.data.loaders import make_loaders
+from src.data.pytorch_dataset import FieldDataset
+from src.errors import UserError
+from src.model.pytorch_model import MaskedAutoencoder
+from src.optim import make_optimizer
+
+CHAPTER = Path(__file__).resolve().parents[1]
+
+# The smallest value that makes sense, for keys whose type says no more than "a number".
+LEAST = {
+    "model.depth": 1,
+    "model.decoder_depth": 1,
+    "data.batch_size": 1,
+    "data.num_workers": 0,
+    "optimizer.weight_decay": 0,
+    "trainer.max_epochs": 1,
+    "trainer.log_every_n_steps": 1,
+    "trainer.checkpoint_every_n_steps": 0,
+}
+
+
+@dataclass
+class TrainerSettings:
+    """How long, on what, and what is left behind. The names are those of Lightning's Trainer.
+
+    Args:
+        max_epochs: passes over the training samples.
+        max_steps: stop after so many steps, with the schedule of max_epochs; -1 means never.
+        accelerator: cuda (NVIDIA, AMD), mps (Apple), cpu; auto takes the first that is there.
+        deterministic: the same bits on every run, a little slower on a GPU.
+        gradient_clip_val: largest allowed norm of the gradient.
+        log_every_n_steps: steps between two rows of training metrics.
+        checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
+        output_dir: folder for the runs; a relative one lies in the chapter's folder.
+        wandb: where metrics go; null follows the variable WANDB_MODE, and else stays offline.
+    """
+
+    max_epochs: int = 5
+    max_steps: int = -1
+    accelerator: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    deterministic: bool = True
+    gradient_clip_val: float = 1.0
+    log_every_n_steps: int = 10
+    checkpoint_every_n_steps: int = 0
+    output_dir: str = "output"
+    wandb: Literal["offline", "online", "disabled"] | None = None
+
+
+def make_parser(description: str) -> ArgumentParser:
+    """The parser of the train script: the sections model, data, optimizer and trainer."""
+    parser = ArgumentParser(description=description, exit_on_error=False, default_env=False)
+    parser.add_argument(
+        "-c", "--config", action="config", help="YAML file; later arguments override it"
+    )
+    parser.add_argument(
+        "--resume", type=str | None, help="continue a run: its folder, or one of its checkpoints"
+    )
+    parser.add_argument(
+        "--seed_everything", type=int, default=0, help="seed of weights, order and masks"
+    )
+    parser.add_class_arguments(MaskedAutoencoder, "model", skip={"sample_shape", "seed"})
+    parser.add_function_arguments(make_loaders, "data", skip={"seed"})
+    parser.add_function_arguments(make_optimizer, "optimizer", skip={"model", "total_steps"})
+    parser.add_class_arguments(TrainerSettings, "trainer")
+    return parser
+
+
+def parse_config(description: str, arguments: Sequence[str] | None = None) -> tuple[Namespace, str]:
+    """Read the command line; return the instantiated configuration and the same as YAML.
+
+    A run that is resumed starts from its own resolved config.yaml, any other one from
+    config/config.yaml. Raises UserError with one line for anything that does not fit.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser(description)
+    resume = resumed_run(arguments)
+    defaults = run_folder(resume) if resume else CHAPTER / "config"
+    parser.default_config_files = [str(defaults / "config.yaml")]
+    try:
+        config = parser.parse_args(arguments)
+        resolved = parser.dump(config, skip_unset=False)
+        for key, least in LEAST.items():
+            if config[key] < least:
+                raise UserError(f"{key}: {config[key]} is too small; allowed: {least} and more")
+        return parser.instantiate(config, instantiate_groups=False), resolved
+    except argparse.ArgumentError as error:
+        raise UserError(explain(str(error), parser)) from error
+
+
+def resumed_run(arguments: Sequence[str]) -> str | None:
+    """What ``--resume`` names on the command line, before it is parsed."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--resume")
+    return early.parse_known_args(arguments)[0].resume
+
+
+def run_folder(resume: str) -> Path:
+    """The folder of the run that ``--resume`` names by its folder or by a checkpoint inside."""
+    path = Path(resume)
+    folder = path.parent.parent if path.suffix == ".pt" else path
+    if not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"--resume: {path} is neither the folder of a run nor a checkpoint inside one"
+        )
+    return folder
+
+
+def explain(message: str, parser: ArgumentParser) -> str:
+    """One line from jsonargparse's message: the key, what was given, what is allowed."""
+    message = " ".join(message.split())
+    chosen = re.search(r"class_path='([^']*)'", message)
+    # What the user did not write is of no use to him: Python types, and all that was parsed before.
+    message = re.sub(r"Type \S*Callable\[.*? expects a function or a callable class: ", "", message)
+    message = re.sub(r"\.? Got value: Namespace\(.*", "", message).replace("Parser key ", "")
+    classes = {leaf.__name__: leaf for leaf in leaf_classes(FieldDataset)}
+    if re.search("import path|No module|has no attribute", message):
+        names = ", ".join(sorted(classes))
+        return f"{message}; allowed: {names}, or the import path of your own class"
+    unknown = re.search(r"(?:arguments: --|Group '|Option ')(\w*)", message)
+    if not unknown:
+        return message
+    name = chosen[1].rpartition(".")[2] if chosen else ""
+    if name in classes and "data.dataset" in message:
+        keys = list(inspect.signature(classes[name]).parameters)[1:]  # the first is the split
+        return f"{message}; allowed for {name}: {', '.join(keys)}"
+    section = unknown[1] if unknown[1] in ("model", "data", "optimizer", "trainer") else ""
+    keys = [str(key) for key, _ in parser.get_defaults().items() if key.startswith(section)]
+    keys = [key for key in keys if not key.startswith("data.dataset.")]
+    return f"{message}; allowed: {', '.join(keys)}"
+
+
+def leaf_classes(base: type) -> list[type]:
+    """The subclasses of ``base`` that are ready to use: those without subclasses of their own."""
+    children = base.__subclasses__()
+    return [leaf for child in children for leaf in leaf_classes(child)] if children else [base]

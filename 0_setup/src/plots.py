@@ -1,0 +1,179 @@
+"""Pictures: what the model saw, what it made of it, and how the error fell.
+
+Shapes: S samples, V variables, T times, H latitudes, W longitudes.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")  # draws into files: no window, no display needed
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from torch.utils.data import default_collate
+
+from src.data.pytorch_dataset import Coordinates, FieldDataset
+from src.model.pytorch_model import MaskedAutoencoder
+
+PANELS = ("truth", "what the model saw", "reconstruction", "error")
+LAND = ListedColormap(["0.7"])
+
+
+@torch.no_grad()
+def reconstruct(
+    model: MaskedAutoencoder, dataset: FieldDataset, samples: Sequence[int], device: torch.device
+) -> np.ndarray:
+    """Truth, visible part, reconstruction and error in physical units: (4, S, V, T, H, W).
+
+    Visible patches are pasted back into the reconstruction: nobody asked the model to predict them.
+    """
+    x, index = default_collate([dataset[sample] for sample in samples])
+    model.eval()
+    output = model(x.to(device), index.to(device))
+    model.train()
+    prediction, hidden = output.prediction.cpu(), output.hidden.cpu()
+    # Land (NaN in x) stays NaN in the reconstruction, whatever the model says about it.
+    restored = torch.where(hidden, prediction, x).masked_fill(torch.isnan(x), torch.nan)
+    std, mean = (a[:, None, None, None] for a in (dataset.std, dataset.mean))
+    truth, seen, restored = (
+        f.numpy() * std + mean for f in (x, x.masked_fill(hidden, torch.nan), restored)
+    )
+    return np.stack([truth, seen, restored, restored - truth])
+
+
+def plot_reconstructions(
+    model: MaskedAutoencoder, dataset: FieldDataset, device: torch.device, path: Path
+) -> None:
+    """A map where the dataset knows its coordinates, else a row for each of a few samples."""
+    figure = (
+        plot_samples(model, dataset, device)
+        if dataset.coordinates(0) is None
+        else plot_map(model, dataset, device)
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def plot_map(model: MaskedAutoencoder, dataset: FieldDataset, device: torch.device) -> Figure:
+    """All windows that fit side by side into one map, at the middle month of the first window."""
+    places = [place for i in range(len(dataset)) if (place := dataset.coordinates(i)) is not None]
+    chosen = side_by_side(places)
+    panels = reconstruct(model, dataset, chosen, device)[:, :, 0]  # the first variable
+    month = panels.shape[2] // 2
+    figure, axes = plt.subplots(4, 1, figsize=(12, 5.6), sharex=True, layout="constrained")
+    limits = float(np.nanmin(panels[0, :, month])), float(np.nanmax(panels[0, :, month]))
+    largest = float(np.nanmax(np.abs(panels[3, :, month])))
+    for number, axis in enumerate(axes):
+        for sample, place in enumerate(chosen):
+            grid = places[place].lon, places[place].lat
+            field, truth = panels[number, sample, month], panels[0, sample, month]
+            mesh = draw(axis, grid, field, truth, limits if number < 3 else (-largest, largest))
+        unit = dataset.units[0]
+        figure.colorbar(mesh, ax=axis, label=unit, pad=0.01)
+        axis.set(title=PANELS[number], ylabel="°N")
+    lon = np.concatenate([place.lon for place in places])
+    axes[-1].set(xlabel="longitude (°E)", xlim=(lon.min(), min(lon.max(), lon.min() + 360)))
+    figure.suptitle(
+        f"{dataset.variables[0]}, {str(places[chosen[0]].time[month])[:7]}; land is grey"
+    )
+    return figure
+
+
+def side_by_side(places: Sequence[Coordinates]) -> list[int]:
+    """Numbers of windows of the first one's months that do not overlap, first come, first
+    served.
+    """
+    chosen: list[int] = []
+    for i, a in enumerate(places):
+        others = [places[j] for j in chosen]
+        free = all(
+            a.lon[0] > b.lon[-1]
+            or a.lon[-1] < b.lon[0]
+            or a.lat[0] > b.lat[-1]
+            or a.lat[-1] < b.lat[0]
+            for b in others
+        )
+        if free and a.time[0] == places[0].time[0]:
+            chosen.append(i)
+    return chosen
+
+
+def plot_samples(model: MaskedAutoencoder, dataset: FieldDataset, device: torch.device) -> Figure:
+    """The first samples, at their middle time; three variables of one time step are a colour
+    image.
+    """
+    chosen = range(min(4, len(dataset)))
+    panels = reconstruct(model, dataset, chosen, device)
+    time = panels.shape[3] // 2
+    figure, axes = plt.subplots(
+        len(chosen), 4, figsize=(10, 2.5 * len(chosen)), squeeze=False, layout="constrained"
+    )
+    is_image = tuple(dataset.variables) == ("red", "green", "blue")
+    for sample, row in enumerate(axes):
+        for number, axis in enumerate(row):
+            axis.set(xticks=[], yticks=[], title=PANELS[number] if sample == 0 else "")
+            fields = panels[number, sample, :, time]
+            if is_image:
+                image = fields.transpose(1, 2, 0) + (
+                    0.5 if number == 3 else 0.0
+                )  # no error: mid grey
+                axis.imshow(np.nan_to_num(image, nan=1.0).clip(0, 1))
+            else:
+                grid = np.arange(fields.shape[2]), np.arange(fields.shape[1])
+                limit = float(np.nanmax(np.abs(panels[0, sample, 0, time])))
+                draw(axis, grid, fields[0], panels[0, sample, 0, time], (-limit, limit))
+    return figure
+
+
+def draw(
+    axis: Axes,
+    grid: tuple[np.ndarray, np.ndarray],
+    field: np.ndarray,
+    truth: np.ndarray,
+    limits: tuple[float, float],
+) -> plt.cm.ScalarMappable:
+    """One field (H, W): symmetric limits get a diverging colour map, hidden values stay white, land
+    is grey.
+    """
+    cmap = "RdBu_r" if limits[0] == -limits[1] else "viridis"
+    mesh = axis.pcolormesh(
+        *grid, field, cmap=cmap, vmin=limits[0], vmax=limits[1], shading="nearest"
+    )
+    axis.pcolormesh(*grid, np.where(np.isnan(truth), 1.0, np.nan), cmap=LAND, shading="nearest")
+    return mesh
+
+
+def plot_curves(
+    metrics: Path, scores: Mapping[str, Mapping[str, float]], dataset: FieldDataset, path: Path
+) -> None:
+    """Loss over the steps, and the validation error of the first variable beside the baselines."""
+    with metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def column(name: str) -> tuple[list[int], list[float]]:
+        filled = [row for row in rows if row[name]]
+        return [int(row["step"]) for row in filled], [float(row[name]) for row in filled]
+
+    variable, unit = dataset.variables[0], dataset.units[0]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    left.plot(*column("train_loss"), label="training, one batch", alpha=0.6)
+    left.plot(*column("val_loss"), "o-", label="validation")
+    left.set(xlabel="step", ylabel="mean squared error (normalised)", yscale="log")
+    left.legend()
+    right.plot(*column(f"rmse_{variable}"), "o-", color="C1", label="masked autoencoder")
+    baselines = [name for name in scores if name != "masked autoencoder"]
+    for number, name in enumerate(baselines):
+        right.axhline(
+            scores[name][f"rmse_{variable}"], linestyle="--", color=f"C{number + 2}", label=name
+        )
+    right.set(xlabel="step", ylabel=f"validation RMSE ({unit})", title=variable, ylim=(0, None))
+    right.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
