@@ -28,7 +28,7 @@ from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 from src.plots import plot_curves, plot_reconstructions
 from src.reproducibility import set_seed
-from src.tracking import Tracker, new_run_folder
+from src.tracking import Tracker, new_run_folder, wandb_mode
 from torch import Tensor
 from tqdm import tqdm
 
@@ -51,6 +51,7 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
     total_steps = trainer.max_epochs * loaders.steps_per_epoch
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
     state = TrainingState(model, optimizer, scheduler, yaml.safe_load(resolved))
+    mode = wandb_mode(trainer.wandb)
 
     # A resumed run goes on in its own folder, a new one gets a new folder: nothing is overwritten.
     if config.resume:
@@ -68,7 +69,7 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
     print(f"training  steps {state.step} to {total_steps}, {config.data.batch_size} samples each")
     print(f"output    {where}", flush=True)
 
-    with Tracker(folder, val_set.variables, state, trainer.wandb) as tracker:
+    with Tracker(folder, val_set.variables, state, mode) as tracker:
         with GracefulInterrupt() as interrupt:
             finished = train(state, total_steps, loaders, config, device, tracker, interrupt)
         if finished:
@@ -100,7 +101,7 @@ def train(
         loaders.sampler.set_epoch(epoch, start=steps_done * batch_size)
         started, samples = time.perf_counter(), 0
         for x, index in loaders.train:
-            lr = state.scheduler.get_last_lr()[0]
+            lr = float(state.scheduler.get_last_lr()[0])
             x, index = x.to(device), index.to(device)
             loss = train_step(state, x, index, epoch, trainer.gradient_clip_val)
             bar.update()
@@ -139,7 +140,7 @@ def train_step(state: TrainingState, x: Tensor, index: Tensor, epoch: int, clip:
     """
     output = state.model(x, index, epoch)
     # The mean over hidden ocean elements. A batch that is all land has none, and nothing to learn.
-    loss = output.squared_error / output.count.clamp(min=1)
+    loss = output.squared_error / output.valid_count.clamp(min=1)
     state.optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
@@ -160,7 +161,6 @@ def report(state: TrainingState, loaders: Loaders, device: torch.device, tracker
     """Score the model beside the baselines, in physical units; write the summary and pictures."""
     folder, val_set = tracker.folder, loaders.val_set
     scores = {"masked autoencoder": validate(state.model, loaders.val, device)}
-    print("scoring the baselines ...", flush=True)
     scores |= score_baselines(state.model, loaders.val, device)
     (folder / "summary.json").write_text(
         json.dumps({"step": state.step, "validation": scores}, indent=2)

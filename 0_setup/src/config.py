@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 import src.data.cifar10  # noqa: F401  its dataset can then be named without its module
 from src.data.loaders import make_loaders
@@ -22,6 +22,7 @@ from src.data.pytorch_dataset import FieldDataset
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
+from src.tracking import WandbMode
 
 CHAPTER = Path(__file__).resolve().parents[1]
 
@@ -62,12 +63,21 @@ class TrainerSettings:
     log_every_n_steps: int = 10
     checkpoint_every_n_steps: int = 0
     output_dir: str = "output"
-    wandb: Literal["offline", "online", "disabled"] | None = None
+    wandb: WandbMode | None = None
+
+
+class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the description, which lists commands."""
 
 
 def make_parser(description: str) -> ArgumentParser:
     """The parser of the train script: the sections model, data, optimizer and trainer."""
-    parser = ArgumentParser(description=description, exit_on_error=False, default_env=False)
+    parser = ArgumentParser(
+        description=description,
+        usage="%(prog)s [-c FILE] [--resume RUN] [--SECTION.KEY VALUE ...]",
+        formatter_class=HelpFormatter,
+        exit_on_error=False,
+    )
     parser.add_argument(
         "-c", "--config", action="config", help="YAML file; later arguments override it"
     )
@@ -150,5 +160,5 @@ def explain(message: str, parser: ArgumentParser) -> str:
 
 def leaf_classes(base: type) -> list[type]:
     """The subclasses of ``base`` that are ready to use: those without subclasses of their own."""
-    children = base.__subclasses__()
+    children: list[type] = base.__subclasses__()
     return [leaf for child in children for leaf in leaf_classes(child)] if children else [base]

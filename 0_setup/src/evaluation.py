@@ -11,11 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy.spatial import KDTree
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from src.data.pytorch_dataset import FieldDataset
-from src.model.pytorch_model import MaskedAutoencoder, Output
+from src.model.pytorch_model import Output
 
 # (x, index, hidden) -> a guess for every element of x, all (B, V, T, H, W)
 Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -46,13 +47,17 @@ class SquaredError:
         }
 
 
+def dataset_of(loader: DataLoader) -> FieldDataset:
+    """The loader's dataset, which knows names and units; PyTorch's type for it promises nothing."""
+    assert isinstance(loader.dataset, FieldDataset)
+    return loader.dataset
+
+
 @torch.no_grad()
-def validate(
-    model: MaskedAutoencoder, loader: DataLoader, device: torch.device
-) -> dict[str, float]:
+def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict[str, float]:
     """Loss and RMSE over all samples of ``loader``, with the masks that belong to them."""
     model.eval()
-    error = SquaredError(loader.dataset)
+    error = SquaredError(dataset_of(loader))
     for x, index in loader:
         x, index = x.to(device), index.to(device)
         output: Output = model(x, index)
@@ -64,16 +69,16 @@ def validate(
 
 @torch.no_grad()
 def score_baselines(
-    model: MaskedAutoencoder, loader: DataLoader, device: torch.device
+    model: nn.Module, loader: DataLoader, device: torch.device
 ) -> dict[str, dict[str, float]]:
     """RMSE of each baseline and variable on exactly the elements that ``model`` is scored on."""
-    dataset: FieldDataset = loader.dataset
+    dataset = dataset_of(loader)
     guesses: dict[str, Guess] = {"inverse distance": inverse_distance, "visible mean": visible_mean}
     if dataset.climatology(0) is not None:
         guesses["climatology"] = lambda x, index, hidden: climatology(dataset, index)
     errors = {name: SquaredError(dataset) for name in guesses}
     model.eval()
-    for x, index in loader:
+    for x, index in tqdm(loader, desc="scoring baselines", unit="batch", leave=False):
         # The baselines run on the CPU; the masks are the same on every device.
         hidden = model(x.to(device), index.to(device)).hidden.cpu()
         for name, guess in guesses.items():
@@ -112,8 +117,9 @@ def inverse_distance(
         if not scored.any() or not seen.any():
             continue
         tree = KDTree(np.argwhere(seen) * scale)
-        k = np.arange(1, min(neighbours, tree.n) + 1)
-        distance, nearest = tree.query(np.argwhere(scored) * scale, k)
+        ranks = np.arange(1, min(neighbours, tree.n) + 1)
+        found = tree.query(np.argwhere(scored) * scale, ranks)
+        distance, nearest = np.asarray(found[0]), np.asarray(found[1])
         weight = distance**-2
         value = (weight * field[seen][nearest]).sum(axis=1) / weight.sum(axis=1)
         guess[sample, variable][torch.from_numpy(scored)] = torch.from_numpy(value).to(x.dtype)

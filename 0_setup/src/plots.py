@@ -17,10 +17,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from torch import nn
 from torch.utils.data import default_collate
 
 from src.data.pytorch_dataset import Coordinates, FieldDataset
-from src.model.pytorch_model import MaskedAutoencoder
 
 PANELS = ("truth", "what the model saw", "reconstruction", "error")
 LAND = ListedColormap(["0.7"])
@@ -28,7 +28,7 @@ LAND = ListedColormap(["0.7"])
 
 @torch.no_grad()
 def reconstruct(
-    model: MaskedAutoencoder, dataset: FieldDataset, samples: Sequence[int], device: torch.device
+    model: nn.Module, dataset: FieldDataset, samples: Sequence[int], device: torch.device
 ) -> np.ndarray:
     """Truth, visible part, reconstruction and error in physical units: (4, S, V, T, H, W).
 
@@ -49,7 +49,7 @@ def reconstruct(
 
 
 def plot_reconstructions(
-    model: MaskedAutoencoder, dataset: FieldDataset, device: torch.device, path: Path
+    model: nn.Module, dataset: FieldDataset, device: torch.device, path: Path
 ) -> None:
     """A map where the dataset knows its coordinates, else a row for each of a few samples."""
     figure = (
@@ -61,7 +61,7 @@ def plot_reconstructions(
     plt.close(figure)
 
 
-def plot_map(model: MaskedAutoencoder, dataset: FieldDataset, device: torch.device) -> Figure:
+def plot_map(model: nn.Module, dataset: FieldDataset, device: torch.device) -> Figure:
     """All windows that fit side by side into one map, at the middle month of the first window."""
     places = [place for i in range(len(dataset)) if (place := dataset.coordinates(i)) is not None]
     chosen = side_by_side(places)
@@ -71,8 +71,8 @@ def plot_map(model: MaskedAutoencoder, dataset: FieldDataset, device: torch.devi
     limits = float(np.nanmin(panels[0, :, month])), float(np.nanmax(panels[0, :, month]))
     largest = float(np.nanmax(np.abs(panels[3, :, month])))
     for number, axis in enumerate(axes):
-        for sample, place in enumerate(chosen):
-            grid = places[place].lon, places[place].lat
+        for sample, window in enumerate(chosen):
+            grid = places[window].lon, places[window].lat
             field, truth = panels[number, sample, month], panels[0, sample, month]
             mesh = draw(axis, grid, field, truth, limits if number < 3 else (-largest, largest))
         unit = dataset.units[0]
@@ -105,7 +105,7 @@ def side_by_side(places: Sequence[Coordinates]) -> list[int]:
     return chosen
 
 
-def plot_samples(model: MaskedAutoencoder, dataset: FieldDataset, device: torch.device) -> Figure:
+def plot_samples(model: nn.Module, dataset: FieldDataset, device: torch.device) -> Figure:
     """The first samples, at their middle time; three variables of one time step are a colour
     image.
     """

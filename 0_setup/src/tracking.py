@@ -1,17 +1,19 @@
-"""Where a run leaves its results: a folder of its own, a CSV file, pictures, and wandb beside
-them.
-"""
+"""Where a run leaves its results: a folder of its own, a CSV file, and wandb beside it."""
 
 import csv
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import wandb
 
 from src.checkpoint import TrainingState
 from src.errors import UserError
+
+# What wandb does: keep its files here, send them to its server, or nothing.
+WandbMode = Literal["offline", "online", "disabled"]
 
 PACKAGES = ("torch", "numpy", "xarray", "wandb")
 
@@ -41,6 +43,16 @@ def package_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
+def wandb_mode(configured: WandbMode | None) -> WandbMode:
+    """The configured mode, else the variable WANDB_MODE, else offline, which needs no account."""
+    asked = configured or os.environ.get("WANDB_MODE") or "offline"
+    modes: tuple[WandbMode, ...] = get_args(WandbMode)
+    for mode in modes:
+        if mode == asked:
+            return mode
+    raise UserError(f"WANDB_MODE: {asked!r} is unknown; allowed: {', '.join(modes)}")
+
+
 class Tracker:
     """Writes metrics to ``metrics.csv`` and to wandb.
 
@@ -51,14 +63,16 @@ class Tracker:
     Args:
         folder: the run's folder.
         variables: names of the dataset's variables.
-        state: of the run that begins or continues; rows after its step are dropped, they come
-        again.
-        mode: what wandb does; None follows the environment variable WANDB_MODE, and else stays
-        offline.
+        state: of the run that begins or continues; later rows are dropped, they come again.
+        mode: what wandb does.
     """
 
     def __init__(
-        self, folder: Path, variables: Sequence[str], state: TrainingState, mode: str | None = None
+        self,
+        folder: Path,
+        variables: Sequence[str],
+        state: TrainingState,
+        mode: WandbMode,
     ) -> None:
         self.folder = folder
         self.path = folder / "metrics.csv"
@@ -81,7 +95,7 @@ class Tracker:
             resume="allow",
             dir=folder,
             config={**state.config, "versions": package_versions()},
-            mode=mode or os.environ.get("WANDB_MODE") or "offline",
+            mode=mode,
             settings=wandb.Settings(silent=True),
         )
         state.run_id = self.run.id

@@ -61,7 +61,9 @@ def test_statistics_come_from_the_training_images(archive):
 
 def test_num_samples(archive):
     path, md5 = archive
-    assert len(CIFAR10Dataset("train", str(path), num_samples=7, md5=md5)) == 7
+    settings = {"path": str(path), "num_samples": 7, "num_val_samples": 3, "md5": md5}
+    assert len(CIFAR10Dataset("train", **settings)) == 7
+    assert len(CIFAR10Dataset("val", **settings)) == 3
 
 
 def test_missing(tmp_path):

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from src.data.pytorch_dataset import (
-    DummyDataset,
-    OceanDataset,
-    WindowDataset,
-    check_months,
-    valid_statistics,
-)
+from src.data.pytorch_dataset import DummyDataset, OceanDataset, WindowDataset
+from src.data.statistics import check_months, valid_statistics
 from src.errors import UserError
 
 

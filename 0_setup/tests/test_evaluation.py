@@ -20,7 +20,7 @@ SHAPE = (2, 4, 8, 8)
 
 @pytest.fixture
 def noise() -> DummyDataset:
-    dataset = DummyDataset("val", SHAPE, num_samples=7)
+    dataset = DummyDataset("val", SHAPE, num_val_samples=7)
     dataset.std = np.array([1.0, 3.0], np.float32)
     return dataset
 

@@ -29,7 +29,7 @@ def model_predicting_zero(shape=(1, 2, 4, 4), patch_size=(1, 2, 2), batch=1, **a
 def test_by_hand():
     """Eight patches, six of them hidden, four elements each: 24 elements that are wrong by 3."""
     output = model_predicting_zero()(torch.full((1, 1, 2, 4, 4), 3.0), torch.tensor([0]), 0)
-    assert output.count == 24
+    assert output.valid_count == 24
     assert output.squared_error == 24 * 9.0
 
 
@@ -44,7 +44,7 @@ def test_land_does_not_count():
     x = torch.full((1, 1, 2, 4, 4), torch.nan)
     x[..., ::2, ::2] = 2.0
     output = model_predicting_zero()(x, torch.tensor([0]), 0)
-    assert output.count == 6
+    assert output.valid_count == 6
     assert output.squared_error == 6 * 4.0
 
 
@@ -53,7 +53,7 @@ def test_land_patches_are_not_drawn():
     x = torch.full((1, 1, 2, 4, 4), torch.nan)
     x[:, :, 0] = 1.0
     output = model_predicting_zero()(x, torch.tensor([0]), 0)
-    assert output.count == 3 * 4
+    assert output.valid_count == 3 * 4
     assert not output.hidden[:, :, 1].any()
 
 
@@ -65,9 +65,9 @@ def test_a_sample_of_land_is_harmless():
     x[1] = torch.nan
     output = model(x, torch.arange(2), 0)
     alone = model(x[:1], torch.arange(1), 0)
-    assert output.count == alone.count == 24
+    assert output.valid_count == alone.valid_count == 24
     torch.testing.assert_close(output.squared_error, alone.squared_error)
-    (output.squared_error / output.count).backward()
+    (output.squared_error / output.valid_count).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
@@ -92,7 +92,7 @@ def test_sums_of_batches_add_up():
     x[2, ..., :2] = torch.nan
     whole = model(x, index, 0)
     parts = [model(x[i : i + 2], index[i : i + 2], 0) for i in (0, 2, 4)]
-    assert whole.count == sum(part.count for part in parts)
+    assert whole.valid_count == sum(part.valid_count for part in parts)
     total = sum(part.squared_error for part in parts)
     torch.testing.assert_close(whole.squared_error, total, rtol=1e-6, atol=0)
 

@@ -30,7 +30,7 @@ def test_shapes(shape, patch_size):
     x = torch.randn(3, *shape)
     output = model(x, torch.arange(3), epoch=0)
     assert output.prediction.shape == output.hidden.shape == x.shape
-    assert output.squared_error.shape == output.count.shape == ()
+    assert output.squared_error.shape == output.valid_count.shape == ()
     assert torch.isfinite(output.squared_error)
 
 
@@ -115,7 +115,7 @@ def test_overfits_one_batch():
     losses = []
     for _ in range(300):
         output = model(x, index, 0)
-        loss = output.squared_error / output.count
+        loss = output.squared_error / output.valid_count
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

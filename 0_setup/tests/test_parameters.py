@@ -58,6 +58,13 @@ class TestEveryKeyArrives(unittest.TestCase):
                         default = list(default) if isinstance(default, tuple) else default
                         self.assertEqual(written[section][key], default)
 
+    def test_file_repeats_the_defaults_of_the_dataset(self):
+        written = yaml.safe_load(CONFIG.read_text())["data"]["dataset"]["init_args"]
+        defaults = inspect.signature(OceanDataset).parameters
+        self.assertEqual(set(written), set(defaults) - {"split"})
+        for key, value in written.items():
+            self.assertEqual(tuple(value), defaults[key].default, key)
+
     def test_model(self):
         config = parse(
             "--model.patch_size=[6,2,8]",
@@ -149,6 +156,15 @@ class TestPrecedence(unittest.TestCase):
             again, resolved_again = parse_config("test", ["--config", str(path)])
         self.assertEqual(resolved, resolved_again)
         self.assertEqual(again.model, config.model)
+
+    def test_another_dataset_takes_over_arguments_of_the_same_name(self):
+        """So jsonargparse does it; a config for another dataset therefore states all of them."""
+        _, resolved = parse_config(
+            "test", ["--data.dataset=my_dataset.MyDataset", "--data.dataset.path=x.nc"]
+        )
+        arguments = yaml.safe_load(resolved)["data"]["dataset"]["init_args"]
+        self.assertEqual(arguments["window"], [12, 16, 32])
+        self.assertNotIn("train_stride", arguments)
 
     def test_shipped_configs_are_valid(self):
         for path in sorted((CHAPTER / "config").glob("*.yaml")):

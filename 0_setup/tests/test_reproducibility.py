@@ -96,7 +96,7 @@ def test_sampler_starts_anywhere():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_order_does_not_depend_on_the_workers(num_workers):
     loaders = make_loaders(
-        lambda split: DummyDataset(split, (1, 2, 4, 4), num_samples=10), 3, num_workers, seed=1
+        lambda split: DummyDataset(split, (1, 2, 4, 4), 10, 10), 3, num_workers, seed=1
     )
     expected = epoch_order(10, 1, 0)[:9]  # drop_last: the tenth waits for another epoch
     found = [i for _, index in loaders.train for i in index.tolist()]

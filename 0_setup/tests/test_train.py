@@ -24,6 +24,7 @@ TINY = [
     "--data.dataset=DummyDataset",
     "--data.dataset.sample_shape=[2,4,8,8]",
     "--data.dataset.num_samples=34",
+    "--data.dataset.num_val_samples=34",
     "--data.batch_size=8",
     "--model.patch_size=[2,4,4]",
     "--model.embed_dim=16",
@@ -284,6 +285,13 @@ def test_bad_input_exit_code(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     assert str(caught.value.code).startswith("error: model.mask_ratio: 1.7")
+
+
+def test_unknown_wandb_mode(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "sometimes")
+    with pytest.raises(UserError, match=r"WANDB_MODE: 'sometimes' is unknown; allowed: offline"):
+        train(monkeypatch, tmp_path / "output")
+    assert not (tmp_path / "output").exists()
 
 
 def missing_device() -> str:

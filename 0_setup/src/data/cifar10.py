@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from src.data.pytorch_dataset import FieldDataset, Split, normalise, valid_statistics
+from src.data.pytorch_dataset import FieldDataset, Split
+from src.data.statistics import normalise, valid_statistics
 from src.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -34,7 +35,8 @@ class CIFAR10Dataset(FieldDataset):
         split: "val" reads the archive's test images.
         path: the archive cifar-10-binary.tar.gz on this machine.
         download: fetch the archive to ``path`` if it is not there.
-        num_samples: use the first so many images of each split; 0 means all.
+        num_samples: train on the first so many images; 0 means all.
+        num_val_samples: validate on the first so many images; 0 means all.
         md5: checksum of the archive.
         url: where to download from.
     """
@@ -48,6 +50,7 @@ class CIFAR10Dataset(FieldDataset):
         path: str = "cifar-10-binary.tar.gz",
         download: bool = False,
         num_samples: int = 0,
+        num_val_samples: int = 512,
         md5: str = MD5,
         url: str = URL,
     ) -> None:
@@ -57,7 +60,7 @@ class CIFAR10Dataset(FieldDataset):
         check_md5(archive, md5)
         train = read_images(archive, "train", num_samples)
         self.mean, self.std = valid_statistics(train.swapaxes(0, 1), self.variables)
-        images = train if split == "train" else read_images(archive, split, num_samples)
+        images = train if split == "train" else read_images(archive, split, num_val_samples)
         self.images = images[:, :, None]  # (number, V, T = 1, H, W)
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader
@@ -58,19 +59,18 @@ def make_loaders(
             f"allowed: 1 to {len(train_set)}"
         )
     sampler = EpochSampler(len(train_set), seed)
-    settings = {
-        "num_workers": num_workers,
-        "pin_memory": pin_memory,
+    new_loader = partial(
+        DataLoader,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
         # Starting a worker costs more than a short epoch; keep them from one epoch to the next.
-        "persistent_workers": num_workers > 0,
-        "worker_init_fn": worker_init_fn,
-    }
-    # The workers' seeds come from this generator. Without it they come from torch's global one, and
-    # depend on everything that drew from it before, the model's initial weights included.
-    generator = torch.Generator().manual_seed(seed)
-    # drop_last: all steps average over the same number of samples, none is noisier than the others.
-    train = DataLoader(
-        train_set, batch_size, sampler=sampler, drop_last=True, generator=generator, **settings
+        persistent_workers=num_workers > 0,
+        worker_init_fn=worker_init_fn,
+        # The workers' seeds come from here. Without it they come from torch's global generator, and
+        # depend on all that drew from it before, the model's initial weights included.
+        generator=torch.Generator().manual_seed(seed),
     )
-    val = DataLoader(val_set, min(2 * batch_size, len(val_set)), generator=generator, **settings)
+    # drop_last: all steps average over the same number of samples, none is noisier than the others.
+    train = new_loader(train_set, batch_size, sampler=sampler, drop_last=True)
+    val = new_loader(val_set, min(2 * batch_size, len(val_set)))
     return Loaders(train, val, train_set, val_set, sampler, len(train_set) // batch_size)

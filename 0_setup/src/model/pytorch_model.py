@@ -28,7 +28,7 @@ class Output(NamedTuple):
     """What one forward pass returns."""
 
     squared_error: Tensor  # () summed over the hidden, valid elements of the batch
-    count: Tensor  # () how many elements that sum runs over
+    valid_count: Tensor  # () how many elements that sum runs over
     prediction: Tensor  # (B, V, T, H, W) in the units of x, for every element
     hidden: Tensor  # (B, V, T, H, W) True where the model did not see x
 
@@ -100,7 +100,7 @@ class MaskedAutoencoder(nn.Module):
         error = torch.where(scored, prediction - target, 0.0)
         return Output(
             squared_error=error.float().square().sum(),
-            count=scored.sum(),
+            valid_count=scored.sum(),
             prediction=rearrange(prediction, FIELDS, **self.axes),
             hidden=rearrange(hidden, FIELDS, **self.axes),
         )

@@ -1,0 +1,29 @@
+"""Your own data: monthly fields from a NetCDF file with the axes time, latitude, longitude."""
+
+import xarray as xr
+from src.data.pytorch_dataset import Split, WindowDataset
+
+
+class MyDataset(WindowDataset):
+    """Windows of the variables of a NetCDF file.
+
+    Args:
+        split: filled in by the train script.
+        path: the file.
+        window: months, latitudes and longitudes of a sample.
+        train_months: first month and first month after the end of the training period.
+        val_months: the same for validation, at least one window away.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        path: str,
+        window: tuple[int, int, int],
+        train_months: tuple[int, int],
+        val_months: tuple[int, int],
+    ) -> None:
+        with xr.open_dataset(path) as file:
+            fields = file.rename(latitude="lat", longitude="lon").load()
+        stride = (1, 4, 4) if split == "train" else window
+        super().__init__(fields, split, window, stride, train_months, val_months)
