@@ -26,7 +26,6 @@ from src.evaluation import score_baselines, validate
 from src.interrupt import GracefulInterrupt
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
-from src.plots import plot_curves, plot_reconstructions
 from src.reproducibility import set_seed
 from src.tracking import Tracker, new_run_folder, wandb_mode
 from torch import Tensor
@@ -74,6 +73,7 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
             finished = train(state, total_steps, loaders, config, device, tracker, interrupt)
         if finished:
             report(state, loaders, device, tracker)
+            print(f"look at {where}: curves.png, reconstructions.png, metrics.csv, summary.json")
             return 0
     print(f"stopped after step {state.step}; continue with: pytorch_train.py --resume {where}")
     return 128 + interrupt.signal_number if interrupt else 0
@@ -93,7 +93,9 @@ def train(
     last, best = (tracker.folder / "checkpoints" / name for name in ("last.pt", "best.pt"))
     # In a log file every update is a new line, so there they come rarely.
     pause = 0.5 if sys.stderr.isatty() else 10
-    bar = tqdm(total=total_steps, initial=state.step, unit="step", mininterval=pause)
+    bar = tqdm(
+        total=total_steps, initial=state.step, unit="step", mininterval=pause, dynamic_ncols=True
+    )
     stop = False
     while state.step < total_steps and not stop:
         # A resumed run may begin inside an epoch; the sampler leaves out what was used already.
@@ -159,6 +161,8 @@ def train_step(state: TrainingState, x: Tensor, index: Tensor, epoch: int, clip:
 
 def report(state: TrainingState, loaders: Loaders, device: torch.device, tracker: Tracker) -> None:
     """Score the model beside the baselines, in physical units; write the summary and pictures."""
+    from src.plots import plot_curves, plot_reconstructions  # matplotlib takes a second to import
+
     folder, val_set = tracker.folder, loaders.val_set
     scores = {"masked autoencoder": validate(state.model, loaders.val, device)}
     scores |= score_baselines(state.model, loaders.val, device)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -107,6 +106,8 @@ def inverse_distance(
     A step of one month counts as ``month`` grid points, since a month changes the ocean more than a
     step of half a degree does.
     """
+    from scipy.spatial import KDTree  # here, because the first step need not wait for the import
+
     scale = np.array([month, 1.0, 1.0])
     guess = torch.zeros_like(x)
     valid = ~torch.isnan(x)

@@ -25,7 +25,8 @@ def set_seed(seed: int, deterministic: bool = True) -> None:
         # cuBLAS reads this once, when CUDA starts:
         # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    # Does what torch.use_deterministic_algorithms does, but does not import the compiler for it.
+    torch.set_deterministic_debug_mode("warn" if deterministic else "default")
 
 
 def worker_init_fn(worker_id: int) -> None:

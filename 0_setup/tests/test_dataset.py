@@ -153,7 +153,7 @@ def test_ocean():
     """The real file: its months, its place, and land where there is land."""
     train, val = OceanDataset("train"), OceanDataset("val")
     assert train.sample_shape == val.sample_shape == (1, 12, 16, 32)
-    assert (len(train), len(val)) == (3078, 54)
+    assert (len(train), len(val)) == (2508, 54)
     assert (train.variables, train.units) == (["surface_temperature"], ["K"])
     assert 299 < train.mean[0] < 302
     place = train.coordinates(0)

@@ -182,7 +182,7 @@ class OceanDataset(WindowDataset):
         self,
         split: Split,
         window: tuple[int, int, int] = (12, 16, 32),
-        train_stride: tuple[int, int, int] = (1, 1, 8),
+        train_stride: tuple[int, int, int] = (1, 1, 10),
         val_stride: tuple[int, int, int] = (12, 2, 16),
         train_months: tuple[int, int] = (0, 30),
         val_months: tuple[int, int] = (42, 54),

@@ -1,0 +1,88 @@
+"""The lock works with any index, because it names none."""
+
+import subprocess
+
+import portable_lock
+import pytest
+from portable_lock import ROOT
+
+AS_UV_WRITES_IT = """\
+version = 1
+revision = 5
+requires-python = ">=3.11"
+
+[options]
+exclude-newer = "2026-01-01T00:00:00Z"
+
+[[package]]
+name = "einops"
+version = "0.8.2"
+source = { registry = "https://mirror.example/simple" }
+sdist = { url = "https://mirror.example/einops-0.8.2.tar.gz", hash = "sha256:00", size = 1 }
+wheels = [
+    { url = "https://mirror.example/einops-0.8.2-py3-none-any.whl", hash = "sha256:11", size = 2 },
+]
+
+[package.optional-dependencies]
+extra = [
+    { name = "numpy", source = { registry = "https://a.example/b" }, marker = "extra == 'a'" },
+]
+
+[[package]]
+name = "training-at-larger-scale"
+source = { virtual = "." }
+dependencies = [
+    { name = "einops" },
+]
+
+[package.metadata]
+requires-dist = [{ name = "einops", specifier = ">=0.8" }]
+
+[package.metadata.requires-dev]
+dev = []
+"""
+
+PORTABLE = """\
+version = 1
+revision = 5
+requires-python = ">=3.11"
+
+[[package]]
+name = "einops"
+version = "0.8.2"
+source = { registry = "index" }
+
+[package.optional-dependencies]
+extra = [
+    { name = "numpy", source = { registry = "index" }, marker = "extra == 'a'" },
+]
+
+[[package]]
+name = "training-at-larger-scale"
+source = { virtual = "." }
+dependencies = [
+    { name = "einops" },
+]
+
+"""
+
+
+def test_keeps_versions_and_markers_only():
+    assert portable_lock.portable(AS_UV_WRITES_IT) == PORTABLE
+    assert portable_lock.portable(PORTABLE) == PORTABLE
+
+
+def test_check_finds_what_is_not_portable():
+    assert portable_lock.problems(PORTABLE, "einops==0.8.2 --hash=sha256:11") == []
+    assert "as uv wrote it" in portable_lock.problems(AS_UV_WRITES_IT, "")[0]
+    assert "an address" in portable_lock.problems(PORTABLE, "--index-url https://a.example")[0]
+    assert "tqdm==1 is not in uv.lock" in portable_lock.problems(PORTABLE, "tqdm==1 --hash=x")[0]
+
+
+def test_committed_files_are_portable():
+    """What git holds, not the working copy: ``uv sync`` completes that one."""
+    if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("not a git checkout")
+    lock, requirements = (portable_lock.committed(n) for n in ("uv.lock", "requirements.txt"))
+    assert portable_lock.problems(lock, requirements) == []
+    assert "--hash=sha256:" in requirements
