@@ -7,7 +7,7 @@ until it is this chapter's turn again.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +27,14 @@ def lies_here(module: ModuleType) -> bool:
 
 
 @contextmanager
-def this_chapter() -> Iterator[None]:
-    """Import from this chapter, and from no other one, inside the ``with`` block."""
+def this_chapter(node: pytest.Collector | pytest.Item) -> Iterator[None]:
+    """Import from this chapter inside the ``with`` block, if ``node`` is one of its tests.
+
+    pytest calls the hooks of every conftest for every test, so this has to be asked.
+    """
+    if CHAPTER not in (node.path, *node.path.parents):
+        yield
+        return
     sys.path.insert(0, str(CHAPTER))
     sys.modules.update(own_modules)
     try:
@@ -41,14 +47,16 @@ def this_chapter() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Collecting a file imports it."""
-    with this_chapter():
+    with this_chapter(collector):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Set-up, call and tear-down of one test, fixtures included."""
-    with this_chapter():
+    with this_chapter(item):
         return (yield)

@@ -27,7 +27,7 @@ from src.interrupt import GracefulInterrupt
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 from src.reproducibility import set_seed
-from src.tracking import Tracker, new_run_folder, wandb_mode
+from src.tracking import Tracker, new_run_folder, package_versions, wandb_mode
 from torch import Tensor
 from tqdm import tqdm
 
@@ -75,7 +75,9 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
             report(state, loaders, device, tracker)
             print(f"look at {where}: curves.png, reconstructions.png, metrics.csv, summary.json")
             return 0
-    print(f"stopped after step {state.step}; continue with: pytorch_train.py --resume {where}")
+    script = os.path.relpath(CHAPTER / "pytorch_train.py")
+    print(f"stopped after step {state.step}; continue with:")
+    print(f"  uv run python {script} --resume {where}")
     return 128 + interrupt.signal_number if interrupt else 0
 
 
@@ -128,9 +130,11 @@ def train(
             bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {scores}")
             is_best = metrics["val_loss"] < state.best_loss
             state.best_loss = min(metrics["val_loss"], state.best_loss)
-            state.save(last)
+            # The best one first: a crash in between then does both again, instead of losing one.
             if is_best:
                 state.save(best)
+            state.save(last)
+            stop = stop or bool(interrupt)
     bar.close()
     return state.step == total_steps
 
@@ -141,7 +145,7 @@ def train_step(state: TrainingState, x: Tensor, index: Tensor, epoch: int, clip:
     Raises UserError, with the weights untouched, if the loss or its gradient is not finite.
     """
     output = state.model(x, index, epoch)
-    # The mean over hidden ocean elements. A batch that is all land has none, and nothing to learn.
+    # The mean over hidden ocean elements. A batch that is all land has none and gives a loss of 0.
     loss = output.squared_error / output.valid_count.clamp(min=1)
     state.optimizer.zero_grad()
     loss.backward()
@@ -166,9 +170,8 @@ def report(state: TrainingState, loaders: Loaders, device: torch.device, tracker
     folder, val_set = tracker.folder, loaders.val_set
     scores = {"masked autoencoder": validate(state.model, loaders.val, device)}
     scores |= score_baselines(state.model, loaders.val, device)
-    (folder / "summary.json").write_text(
-        json.dumps({"step": state.step, "validation": scores}, indent=2)
-    )
+    summary = {"step": state.step, "validation": scores, "versions": package_versions()}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2))
     for variable, unit in zip(val_set.variables, val_set.units, strict=True):
         print(f"validation RMSE of {variable} ({unit}), hidden values only")
         for name, metrics in scores.items():

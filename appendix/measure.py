@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import resource
 import shlex
 import shutil
 import subprocess
@@ -29,7 +28,7 @@ PACKAGES = ("torch", "numpy", "xarray", "matplotlib", "wandb")
 
 
 def source_digest(chapter: Path) -> str:
-    """A digest of the chapter's code and configs; comments and docstrings do not change it."""
+    """A digest of the chapter's code and configs; docstrings and comment lines do not count."""
     digest = hashlib.sha256()
     files = [*chapter.glob("*.py"), *chapter.glob("src/**/*.py"), *chapter.glob("config/*.yaml")]
     for path in sorted(set(files) - {chapter / "conftest.py"}):
@@ -84,12 +83,19 @@ def measure(chapter: Path, name: str, command: str) -> dict:
     start = time.perf_counter()
     words = shlex.split(command)
     words[0] = sys.executable if words[0] == "python" else words[0]
-    done = subprocess.run(words, cwd=chapter, stdout=subprocess.PIPE, text=True, check=False)
+    process = subprocess.Popen(words, cwd=chapter, stdout=subprocess.PIPE, text=True)
+    printed = process.stdout.read() if process.stdout else ""
+    # wait4 tells the memory of this child; RUSAGE_CHILDREN would be the largest of all so far.
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
     stop.set()
     watcher.join()
-    if done.returncode:
-        raise SystemExit(f"error: {command!r} ended with exit code {done.returncode}")
+    if process.returncode:
+        raise SystemExit(f"error: {command!r} ended with exit code {process.returncode}")
+    for folder in set(output.glob("run_*")) - before:
+        # The number of the run depends on what ran here before.
+        printed = re.sub(rf"output/{folder.name}\b", "output/run_1", printed)
     record = {
         "command": command,
         "hardware": hardware(),
@@ -97,17 +103,12 @@ def measure(chapter: Path, name: str, command: str) -> dict:
         "sources": source_digest(chapter),
         "seconds": round(seconds, 1),
         "seconds_to_first_row": round(first_row[0], 1) if first_row else None,
-        # The largest process; kilobytes on Linux, bytes on macOS.
-        "peak_memory_mb": round(
-            resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-            / (1e6 if sys.platform == "darwin" else 1e3)
-        ),
-        "stdout": done.stdout,
+        # Kilobytes on Linux, bytes on macOS.
+        "peak_memory_mb": round(usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)),
+        "stdout": printed,
     }
     results.mkdir(exist_ok=True)
     for folder in set(output.glob("run_*")) - before:
-        # The number of the run depends on what ran here before.
-        record["stdout"] = re.sub(rf"output/{folder.name}\b", "output/run_1", record["stdout"])
         record["summary"] = json.loads((folder / "summary.json").read_text())
         for picture in folder.glob("*.png"):
             shutil.copy(picture, results / f"{name}-{picture.name}")

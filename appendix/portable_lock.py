@@ -58,15 +58,13 @@ def problems(lock: str, requirements: str) -> list[str]:
             for line in text.splitlines()
             if ADDRESS.search(line)
         ]
-    packages = {
-        p["name"]: p.get("version") for p in tomllib.loads(lock)["package"] if "version" in p
+    packages = tomllib.loads(lock)["package"]
+    locked = {
+        f"{package['name']}=={package['version']}" for package in packages if "version" in package
     }
-    missing = [
-        line
-        for line in re.findall(r"^[a-z0-9][^ ]*==[^ ;]*", requirements, flags=re.MULTILINE)
-        if line.split("==")[0] not in packages
-    ]
-    return found + [f"requirements.txt: {line} is not in uv.lock" for line in missing]
+    exported = set(re.findall(r"^[a-z0-9][^ ]*==[^ ;\n]*", requirements, flags=re.MULTILINE))
+    found += [f"requirements.txt: {line} is not in uv.lock" for line in sorted(exported - locked)]
+    return found + [f"requirements.txt: lacks {line}" for line in sorted(locked - exported)]
 
 
 def committed(name: str) -> str:

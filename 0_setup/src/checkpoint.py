@@ -14,7 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from src.errors import UserError
 
-# What may differ between the two halves of a resumed run, because no result depends on it.
+# What a checkpoint holds.
+KEYS = {"model", "optimizer", "scheduler", "config", "global_step", "best_loss", "run_id"}
+
+# What may differ between the two halves of a resumed run. The result does not depend on it, except
+# that another accelerator adds in another order and so changes the last digits.
 FREE_KEYS = {
     "resume",
     "data.num_workers",
@@ -125,9 +129,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"--resume: {path} is truncated or not a checkpoint ({reason})") from error
-    if (
-        not isinstance(state, dict)
-        or not {"model", "optimizer", "config", "global_step"} <= state.keys()
-    ):
+    if not isinstance(state, dict) or state.keys() != KEYS:
         raise UserError(f"--resume: {path} is not a checkpoint of this train script")
     return state

@@ -6,8 +6,7 @@ sections.
 """
 
 import argparse
-import inspect
-import re
+import glob
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Literal
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 import src.data.cifar10  # noqa: F401  its dataset can then be named without its module
+from src.config_errors import explain
 from src.data.loaders import make_loaders
-from src.data.pytorch_dataset import FieldDataset
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
@@ -45,9 +44,9 @@ class TrainerSettings:
 
     Args:
         max_epochs: passes over the training samples.
-        max_steps: stop after so many steps, with the schedule of max_epochs; -1 means never.
+        max_steps: stop when this step is reached, with the schedule of max_epochs; -1 means never.
         accelerator: cuda (NVIDIA, AMD), mps (Apple), cpu; auto takes the first that is there.
-        deterministic: the same bits on every run, a little slower on a GPU.
+        deterministic: repeatable kernels, where PyTorch has them; a little slower on a GPU.
         gradient_clip_val: largest allowed norm of the gradient.
         log_every_n_steps: steps between two rows of training metrics.
         checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
@@ -104,13 +103,11 @@ def parse_config(description: str, arguments: Sequence[str] | None = None) -> tu
     parser = make_parser(description)
     resume = resumed_run(arguments)
     defaults = run_folder(resume) if resume else CHAPTER / "config"
-    parser.default_config_files = [str(defaults / "config.yaml")]
+    parser.default_config_files = [glob.escape(str(defaults / "config.yaml"))]
     try:
         config = parser.parse_args(arguments)
         resolved = parser.dump(config, skip_unset=False)
-        for key, least in LEAST.items():
-            if config[key] < least:
-                raise UserError(f"{key}: {config[key]} is too small; allowed: {least} and more")
+        check_numbers(config)
         return parser.instantiate(config, instantiate_groups=False), resolved
     except argparse.ArgumentError as error:
         raise UserError(explain(str(error), parser)) from error
@@ -134,31 +131,19 @@ def run_folder(resume: str) -> Path:
     return folder
 
 
-def explain(message: str, parser: ArgumentParser) -> str:
-    """One line from jsonargparse's message: the key, what was given, what is allowed."""
-    message = " ".join(message.split())
-    chosen = re.search(r"class_path='([^']*)'", message)
-    # What the user did not write is of no use to him: Python types, and all that was parsed before.
-    message = re.sub(r"Type \S*Callable\[.*? expects a function or a callable class: ", "", message)
-    message = re.sub(r"\.? Got value: Namespace\(.*", "", message).replace("Parser key ", "")
-    classes = {leaf.__name__: leaf for leaf in leaf_classes(FieldDataset)}
-    if re.search("import path|No module|has no attribute", message):
-        names = ", ".join(sorted(classes))
-        return f"{message}; allowed: {names}, or the import path of your own class"
-    unknown = re.search(r"(?:arguments: --|Group '|Option ')(\w*)", message)
-    if not unknown:
-        return message
-    name = chosen[1].rpartition(".")[2] if chosen else ""
-    if name in classes and "data.dataset" in message:
-        keys = list(inspect.signature(classes[name]).parameters)[1:]  # the first is the split
-        return f"{message}; allowed for {name}: {', '.join(keys)}"
-    section = unknown[1] if unknown[1] in ("model", "data", "optimizer", "trainer") else ""
-    keys = [str(key) for key, _ in parser.get_defaults().items() if key.startswith(section)]
-    keys = [key for key in keys if not key.startswith("data.dataset.")]
-    return f"{message}; allowed: {', '.join(keys)}"
-
-
-def leaf_classes(base: type) -> list[type]:
-    """The subclasses of ``base`` that are ready to use: those without subclasses of their own."""
-    children: list[type] = base.__subclasses__()
-    return [leaf for child in children for leaf in leaf_classes(child)] if children else [base]
+def check_numbers(config: Namespace) -> None:
+    """Raise UserError for a number of the right type that makes no sense."""
+    for key, least in LEAST.items():
+        if config[key] < least:
+            raise UserError(f"{key}: {config[key]} is too small; allowed: {least} and more")
+    if config.trainer.gradient_clip_val <= 0:
+        given = config.trainer.gradient_clip_val
+        raise UserError(f"trainer.gradient_clip_val: {given} is not positive; allowed: above 0")
+    if config.trainer.max_steps < 1 and config.trainer.max_steps != -1:
+        given = config.trainer.max_steps
+        raise UserError(
+            f"trainer.max_steps: {given} is neither -1 nor positive; allowed: -1, or 1 up"
+        )
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        given = list(config.optimizer.betas)
+        raise UserError(f"optimizer.betas: {given} is outside; allowed: two numbers from 0 up to 1")

@@ -12,10 +12,12 @@ class UserError(Exception):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the program: exit code 1 and one line on stderr for a UserError, 130 for Ctrl-C."""
+    """End the program with one line on stderr and code 1 for an error, with 130 for Ctrl-C."""
     try:
         yield
     except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:  # a file that is not there, a disk that is full
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

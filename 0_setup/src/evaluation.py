@@ -1,7 +1,7 @@
 """Validation in physical units, beside three baselines that need no training.
 
-A loss of 0.05 says little. An error of 0.46 kelvin, where the climatology is wrong by 1.00, says
-what the model is good for.
+A loss says little. An error in kelvin, beside the error of a climatology, says what the model is
+good for.
 
 Shapes: B batch, V variables, T times, H latitudes, W longitudes; N points.
 """
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from src.data.pytorch_dataset import FieldDataset
+from src.errors import UserError
 from src.model.pytorch_model import Output
 
 # (x, index, hidden) -> a guess for every element of x, all (B, V, T, H, W)
@@ -32,8 +33,9 @@ class SquaredError:
     def update(self, guess: Tensor, x: Tensor, hidden: Tensor) -> None:
         """Add the hidden, valid elements of a batch (B, V, T, H, W)."""
         scored = hidden & ~torch.isnan(x)
-        error = torch.where(scored, guess - x, 0.0).double().square()
-        self.total += error.sum(dim=(0, 2, 3, 4)).cpu()
+        # To the CPU first: Apple GPUs have no float64.
+        error = torch.where(scored, guess - x, 0.0).cpu().double().square()
+        self.total += error.sum(dim=(0, 2, 3, 4))
         self.count += scored.sum(dim=(0, 2, 3, 4)).cpu()
 
     def rmse(self) -> dict[str, float]:
@@ -57,13 +59,18 @@ def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict
     """Loss and RMSE over all samples of ``loader``, with the masks that belong to them."""
     model.eval()
     error = SquaredError(dataset_of(loader))
+    total, count = 0.0, 0
     for x, index in loader:
         x, index = x.to(device), index.to(device)
         output: Output = model(x, index)
+        total, count = total + output.squared_error.item(), count + int(output.valid_count)
         error.update(output.prediction, x, output.hidden)
     model.train()
-    loss = error.total.sum() / error.count.sum()
-    return {"val_loss": loss.item(), **error.rmse()}
+    scores = {"val_loss": total / max(1, count), **error.rmse()}
+    # A NaN here would never compare as better or worse, and so decide what the best checkpoint is.
+    if not all(np.isfinite(list(scores.values()))):
+        raise UserError(f"validation gave {scores}; is every variable valid somewhere, and finite?")
+    return scores
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from torch.utils.data import default_collate
 from src.data.pytorch_dataset import Coordinates, FieldDataset
 
 PANELS = ("truth", "what the model saw", "reconstruction", "error")
+MAX_WINDOWS = 64  # on one map: they are reconstructed in one batch
 LAND = ListedColormap(["0.7"])
 
 
@@ -64,7 +65,7 @@ def plot_reconstructions(
 def plot_map(model: nn.Module, dataset: FieldDataset, device: torch.device) -> Figure:
     """All windows that fit side by side into one map, at the middle month of the first window."""
     places = [place for i in range(len(dataset)) if (place := dataset.coordinates(i)) is not None]
-    chosen = side_by_side(places)
+    chosen = side_by_side(places)[:MAX_WINDOWS]
     panels = reconstruct(model, dataset, chosen, device)[:, :, 0]  # the first variable
     month = panels.shape[2] // 2
     figure, axes = plt.subplots(4, 1, figsize=(12, 5.6), sharex=True, layout="constrained")
@@ -74,7 +75,8 @@ def plot_map(model: nn.Module, dataset: FieldDataset, device: torch.device) -> F
         for sample, window in enumerate(chosen):
             grid = places[window].lon, places[window].lat
             field, truth = panels[number, sample, month], panels[0, sample, month]
-            mesh = draw(axis, grid, field, truth, limits if number < 3 else (-largest, largest))
+            scale = limits if number < 3 else (-largest, largest)
+            mesh = draw(axis, grid, field, truth, scale, "viridis" if number < 3 else "RdBu_r")
         unit = dataset.units[0]
         figure.colorbar(mesh, ax=axis, label=unit, pad=0.01)
         axis.set(title=PANELS[number], ylabel="°N")
@@ -92,17 +94,19 @@ def side_by_side(places: Sequence[Coordinates]) -> list[int]:
     """
     chosen: list[int] = []
     for i, a in enumerate(places):
-        others = [places[j] for j in chosen]
-        free = all(
-            a.lon[0] > b.lon[-1]
-            or a.lon[-1] < b.lon[0]
-            or a.lat[0] > b.lat[-1]
-            or a.lat[-1] < b.lat[0]
-            for b in others
-        )
+        free = not any(overlap(a, places[j]) for j in chosen)
         if free and a.time[0] == places[0].time[0]:
             chosen.append(i)
     return chosen
+
+
+def overlap(a: Coordinates, b: Coordinates) -> bool:
+    """Whether two windows share a grid point; latitudes may run either way."""
+    apart = [
+        one.min() > other.max() or one.max() < other.min()
+        for one, other in ((a.lat, b.lat), (a.lon, b.lon))
+    ]
+    return not any(apart)
 
 
 def plot_samples(model: nn.Module, dataset: FieldDataset, device: torch.device) -> Figure:
@@ -128,7 +132,8 @@ def plot_samples(model: nn.Module, dataset: FieldDataset, device: torch.device) 
             else:
                 grid = np.arange(fields.shape[2]), np.arange(fields.shape[1])
                 limit = float(np.nanmax(np.abs(panels[0, sample, 0, time])))
-                draw(axis, grid, fields[0], panels[0, sample, 0, time], (-limit, limit))
+                truth = panels[0, sample, 0, time]
+                draw(axis, grid, fields[0], truth, (-limit, limit), "RdBu_r")
     return figure
 
 
@@ -138,11 +143,9 @@ def draw(
     field: np.ndarray,
     truth: np.ndarray,
     limits: tuple[float, float],
+    cmap: str,
 ) -> plt.cm.ScalarMappable:
-    """One field (H, W): symmetric limits get a diverging colour map, hidden values stay white, land
-    is grey.
-    """
-    cmap = "RdBu_r" if limits[0] == -limits[1] else "viridis"
+    """One field (H, W); hidden values stay white, land (NaN in ``truth``) is grey."""
     mesh = axis.pcolormesh(
         *grid, field, cmap=cmap, vmin=limits[0], vmax=limits[1], shading="nearest"
     )

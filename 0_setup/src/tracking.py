@@ -3,6 +3,7 @@
 import csv
 import importlib.metadata
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -39,8 +40,9 @@ def new_run_folder(output_dir: Path) -> Path:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that decide the numbers."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    """Versions of Python and of the packages that decide the numbers."""
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages}
 
 
 def wandb_mode(configured: WandbMode | None) -> WandbMode:
@@ -88,16 +90,19 @@ class Tracker:
         temporary.replace(self.path)
         self.file = self.path.open("a", newline="")
         self.writer = csv.DictWriter(self.file, columns)
-        self.run = wandb.init(
-            project="training-at-larger-scale",
-            name=folder.name,
-            id=state.run_id or None,
-            resume="allow",
-            dir=folder,
-            config={**state.config, "versions": package_versions()},
-            mode=mode,
-            settings=wandb.Settings(silent=True),
-        )
+        try:
+            self.run = wandb.init(
+                project="training-at-larger-scale",
+                name=folder.name,
+                id=state.run_id or None,
+                resume="allow",
+                dir=folder,
+                config={**state.config, "versions": package_versions()},
+                mode=mode,
+                settings=wandb.Settings(silent=True),
+            )
+        except wandb.Error as error:  # online, but not logged in or not connected
+            raise UserError(f"trainer.wandb: {' '.join(str(error).split())}") from error
         state.run_id = self.run.id
 
     def read_rows(self, last_step: int) -> list[dict[str, str]]:
@@ -105,13 +110,9 @@ class Tracker:
         if not self.path.exists():
             return []
         with self.path.open(newline="") as file:
-            # A killed run may leave half a row at the end; it lies after the last checkpoint
-            # anyway.
-            return [
-                row
-                for row in csv.DictReader(file)
-                if row["step"].isdigit() and int(row["step"]) <= last_step
-            ]
+            # A killed run may leave half a row at the end, in which the last cells are missing.
+            rows = [row for row in csv.DictReader(file) if None not in row.values()]
+        return [row for row in rows if int(row["step"]) <= last_step]
 
     def log(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Log numbers after an optimiser step."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from src.data.pytorch_dataset import DummyDataset, OceanDataset
+from src.errors import UserError
 from src.evaluation import (
     SquaredError,
     climatology,
@@ -128,3 +129,31 @@ def test_baselines_without_a_climatology(noise, model):
     assert scores["visible mean"]["rmse_noise_0"] == pytest.approx(1.0, abs=0.1)
     assert scores["visible mean"]["rmse_noise_1"] == pytest.approx(3.0, abs=0.3)
     assert scores["inverse distance"]["rmse_noise_0"] > scores["visible mean"]["rmse_noise_0"]
+
+
+def test_norm_pix_loss_validates_what_it_trains(noise):
+    torch.manual_seed(0)
+    model = MaskedAutoencoder(SHAPE, (2, 4, 4), embed_dim=12, num_heads=2, norm_pix_loss=True)
+    x = torch.stack([noise[i][0] for i in range(7)])
+    output = model(x, torch.arange(7))
+    scores = validate(model, DataLoader(noise, 7), torch.device("cpu"))
+    assert scores["val_loss"] == pytest.approx((output.squared_error / output.valid_count).item())
+
+
+def test_scores_must_be_finite(noise, model):
+    """A NaN would never be better or worse than the best so far."""
+    with torch.no_grad():
+        model.decoder.head.bias.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"validation gave .*nan"):
+        validate(model, DataLoader(noise, 7), torch.device("cpu"))
+
+
+DEVICES = [name for name in ("cuda", "mps") if getattr(torch, name).is_available()]
+
+
+@pytest.mark.skipif(not DEVICES, reason="no GPU here")
+def test_gpu_gives_the_scores_of_the_cpu(noise, model):
+    expected = validate(model, DataLoader(noise, 7), torch.device("cpu"))
+    for name in DEVICES:
+        found = validate(model.to(name), DataLoader(noise, 7), torch.device(name))
+        assert found == pytest.approx(expected, rel=1e-3)

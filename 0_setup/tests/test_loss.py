@@ -3,7 +3,7 @@
 import pytest
 import torch
 from src.model.masking import Mask
-from src.model.pytorch_model import MaskedAutoencoder, normalise_patches
+from src.model.pytorch_model import MaskedAutoencoder, patch_statistics
 from torch import Tensor, nn
 
 
@@ -97,13 +97,24 @@ def test_sums_of_batches_add_up():
     torch.testing.assert_close(whole.squared_error, total, rtol=1e-6, atol=0)
 
 
-def test_normalised_patches():
-    """Per patch: mean 0 and variance 1 over the valid elements; land stays 0."""
+def test_patch_statistics():
+    """Mean and spread of each patch over its valid elements; land counts for nothing."""
     values = torch.tensor([[[1.0, 3.0, 5.0, 0.0], [7.0, 7.0, 7.0, 7.0]]])
     valid = torch.tensor([[[True, True, True, False], [True, True, True, True]]])
-    root = 1.5**0.5
-    expected = torch.tensor([[[-root, 0.0, root, 0.0], [0.0, 0.0, 0.0, 0.0]]])
-    torch.testing.assert_close(normalise_patches(values, valid), expected, rtol=1e-5, atol=1e-5)
+    mean, spread = patch_statistics(values, valid)
+    torch.testing.assert_close(mean, torch.tensor([[[3.0], [7.0]]]))
+    torch.testing.assert_close(
+        spread, torch.tensor([[[(8 / 3) ** 0.5], [1e-3]]]), atol=1e-5, rtol=0
+    )
+
+
+def test_norm_pix_loss_predicts_in_the_units_of_x():
+    """A model that predicts 0 everywhere then says: the mean of each patch."""
+    x = torch.randn(1, 1, 2, 4, 4) + 5
+    output = model_predicting_zero(norm_pix_loss=True)(x, torch.tensor([0]), 0)
+    patches = x.reshape(2, 2, 2, 2, 2)  # (t, h, ph, w, pw)
+    expected = patches.mean(dim=(2, 4), keepdim=True).expand_as(patches).reshape(x.shape)
+    torch.testing.assert_close(output.prediction, expected)
 
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])

@@ -17,8 +17,8 @@ def valid_patches(batch: int, num_tokens: int) -> torch.Tensor:
     return torch.ones(batch, num_tokens, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("num_tokens", [4, 7, 128, 1000])
-@pytest.mark.parametrize("mask_ratio", [0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("num_tokens", [4, 7, 100, 128, 1000])
+@pytest.mark.parametrize("mask_ratio", [0.25, 0.5, 0.545, 0.75, 0.9])
 def test_hides_exactly_the_ratio(num_tokens, mask_ratio):
     mask = random_mask(valid_patches(3, num_tokens), torch.arange(3), 0, 0, mask_ratio)
     expected = round(mask_ratio * num_tokens)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
-from src.model.transformer import sincos_positions
+from src.model.transformer import Block, sincos_positions
 
 SMALL = {"embed_dim": 16, "num_heads": 2, "depth": 1}
 SMALL |= {"decoder_embed_dim": 12, "decoder_num_heads": 2, "decoder_depth": 1}
@@ -86,6 +86,28 @@ def test_land_padding_cannot_leak():
     assert 0 < output.hidden.sum() < x.numel()
     changed = torch.where(output.hidden & ~x.isnan(), -1e6, x)
     assert model(changed, index, 0).prediction.equal(output.prediction)
+
+
+def test_a_single_patch_of_water_cannot_leak():
+    """It is hidden, so nothing is visible, and yet it stands in the encoder's first slot."""
+    model = small_model().eval()
+    x = torch.full((1, 1, 4, 8, 8), torch.nan)
+    x[..., :4, :4] = torch.randn(4, 4)
+    x[:, :, 2:] = torch.nan
+    output = model(x, torch.arange(1), 0)
+    assert output.valid_count == 2 * 4 * 4
+    assert model(x * 1e6, torch.arange(1), 0).prediction.equal(output.prediction)
+
+
+def test_attention_always_has_something_to_look_at(monkeypatch):
+    """Attention over nothing is NaN on some devices, so a sample of land attends to one slot."""
+    seen = []
+    monkeypatch.setattr(Block, "forward", lambda self, x, attend=None: seen.append(attend) or x)
+    model = small_model()
+    x = torch.randn(2, 1, 4, 8, 8)
+    x[1] = torch.nan
+    model(x, torch.arange(2), 0)
+    assert seen[0].sum(dim=1).tolist() == [2, 1]
 
 
 def test_a_sample_does_not_depend_on_its_batch():

@@ -47,5 +47,5 @@ def test_own_data_trains(monkeypatch, tmp_path, netcdf, capsys):
 def test_own_options_are_checked(monkeypatch, netcdf):
     arguments = ["--data.dataset=my_dataset.MyDataset", f"--data.dataset.path={netcdf}"]
     monkeypatch.setattr(sys, "argv", ["pytorch_train.py", *arguments, "--data.dataset.windw=1"])
-    with pytest.raises(UserError, match=r"'windw' is not accepted; allowed for MyDataset: path, w"):
+    with pytest.raises(UserError, match=r"'windw' is not accepted; allowed for MyDataset: path, v"):
         pytorch_train.main()

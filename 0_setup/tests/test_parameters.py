@@ -159,9 +159,8 @@ class TestPrecedence(unittest.TestCase):
 
     def test_another_dataset_takes_over_arguments_of_the_same_name(self):
         """So jsonargparse does it; a config for another dataset therefore states all of them."""
-        _, resolved = parse_config(
-            "test", ["--data.dataset=my_dataset.MyDataset", "--data.dataset.path=x.nc"]
-        )
+        dataset = ["--data.dataset=my_dataset.MyDataset", "--data.dataset.path=x.nc"]
+        _, resolved = parse_config("test", [*dataset, "--data.dataset.variables=[a]"])
         arguments = yaml.safe_load(resolved)["data"]["dataset"]["init_args"]
         self.assertEqual(arguments["window"], [12, 16, 32])
         self.assertNotIn("train_stride", arguments)

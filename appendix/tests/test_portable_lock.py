@@ -73,10 +73,13 @@ def test_keeps_versions_and_markers_only():
 
 
 def test_check_finds_what_is_not_portable():
-    assert portable_lock.problems(PORTABLE, "einops==0.8.2 --hash=sha256:11") == []
-    assert "as uv wrote it" in portable_lock.problems(AS_UV_WRITES_IT, "")[0]
-    assert "an address" in portable_lock.problems(PORTABLE, "--index-url https://a.example")[0]
-    assert "tqdm==1 is not in uv.lock" in portable_lock.problems(PORTABLE, "tqdm==1 --hash=x")[0]
+    exported = "einops==0.8.2 ; python_version > '3' \\\n    --hash=sha256:11\n"
+    assert portable_lock.problems(PORTABLE, exported) == []
+    assert "as uv wrote it" in portable_lock.problems(AS_UV_WRITES_IT, exported)[0]
+    assert "an address" in portable_lock.problems(PORTABLE, exported + "-i https://a.example")[0]
+    stale = portable_lock.problems(PORTABLE, "einops==0.8.1 --hash=sha256:11")
+    assert stale[0] == "requirements.txt: einops==0.8.1 is not in uv.lock"
+    assert stale[1] == "requirements.txt: lacks einops==0.8.2"
 
 
 def test_committed_files_are_portable():

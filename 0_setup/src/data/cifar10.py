@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from src.data.pytorch_dataset import FieldDataset, Split
-from src.data.statistics import normalise, valid_statistics
+from src.data.statistics import check_counts, normalise, valid_statistics
 from src.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -54,6 +54,7 @@ class CIFAR10Dataset(FieldDataset):
         md5: str = MD5,
         url: str = URL,
     ) -> None:
+        check_counts(0, num_samples=num_samples, num_val_samples=num_val_samples)
         archive = Path(path).expanduser()
         if download and not archive.exists():
             download_file(url, archive, md5)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from src.data.statistics import (
+    check_counts,
     check_months,
     monthly_climatology,
     normalise,
@@ -104,6 +105,9 @@ class WindowDataset(FieldDataset):
         check_months(len(self.time), window[0], train_months, val_months)
 
         values = np.stack([fields[name].values for name in self.variables]).astype(np.float32)
+        for name, field in zip(self.variables, values, strict=True):
+            if np.isinf(field).any():
+                raise UserError(f"data.dataset: {name} has {np.isinf(field).sum()} infinite values")
         train = values[:, slice(*train_months)]
         self.mean, self.std = valid_statistics(train, self.variables)
         self.fields = normalise(values, self.mean, self.std)
@@ -121,8 +125,11 @@ class WindowDataset(FieldDataset):
             self.lon = np.concatenate([self.lon, self.lon[:extra] + 360.0])
 
         months = train_months if split == "train" else val_months
-        if np.isnan(self.fields[:, slice(*months)]).all():
-            raise UserError(f"data.dataset: no valid value in the months {list(months)} ({split})")
+        for name, field in zip(self.variables, self.fields[:, slice(*months)], strict=True):
+            if np.isnan(field).all():
+                raise UserError(
+                    f"data.dataset: {name} has no valid value in months {list(months)} ({split})"
+                )
         if min(*window, *stride) < 1:
             raise UserError(
                 f"data.dataset: window {list(window)} and stride {list(stride)} must be at least 1"
@@ -217,6 +224,12 @@ class DummyDataset(FieldDataset):
         num_val_samples: int = 64,
         land_fraction: float = 0.2,
     ) -> None:
+        if not 0 <= land_fraction < 1:
+            raise UserError(
+                f"data.dataset.land_fraction: {land_fraction} leaves no valid value; "
+                "allowed: 0 up to 1"
+            )
+        check_counts(num_samples=num_samples, num_val_samples=num_val_samples)
         self.split, self.shape = split, sample_shape
         self.num_samples = num_samples if split == "train" else num_val_samples
         self.variables = [f"noise_{number}" for number in range(sample_shape[0])]

@@ -28,6 +28,13 @@ def check_months(
         )
 
 
+def check_counts(least: int = 1, **counts: int) -> None:
+    """Raise UserError for a number of samples below ``least``."""
+    for key, count in counts.items():
+        if count < least:
+            raise UserError(f"data.dataset.{key}: {count} is too small; allowed: {least} and more")
+
+
 def valid_statistics(values: np.ndarray, variables: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (V,) over the valid elements of ``values`` (V, ...)."""
     for name, field in zip(variables, values, strict=True):

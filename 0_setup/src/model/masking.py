@@ -64,11 +64,13 @@ def random_mask(
     ids_shuffle = torch.argsort(key + (~valid) * (num_tokens << 32), dim=1)
     ids_restore = torch.argsort(ids_shuffle, dim=1)
 
+    # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
+    visible_of = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
-    num_visible = num_valid - torch.round(mask_ratio * num_valid).long()
+    num_visible = torch.tensor(visible_of, device=valid.device)[num_valid]
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
     # and no sample depends on its neighbours in the batch.
-    num_keep = num_tokens - round(mask_ratio * num_tokens)
+    num_keep = visible_of[num_tokens]
     slot = torch.arange(num_tokens, device=valid.device)
     shuffled_hidden = (slot >= num_visible[:, None]) & (slot < num_valid[:, None])
     return Mask(

@@ -40,6 +40,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
         """From the visible ``tokens`` (B, K, D) to predicted values (B, N, P) of all patches."""
+        # A slot that only pads may hold a hidden patch: without this, its values would leak.
         visible = torch.where(mask.keep_valid[..., None], self.embed(tokens), self.mask_token)
         batch, num_tokens = mask.ids_restore.shape
         num_masked = num_tokens - visible.shape[1]

@@ -36,8 +36,8 @@ class Encoder(nn.Module):
         patches = torch.cat([values, valid.to(values.dtype)], dim=-1)
         x = self.embed(patches.gather(1, ids.expand(-1, -1, patches.shape[-1])))
         x = x + self.positions[mask.ids_keep]
-        # A sample that is all land has no visible patch. Attention over nothing is NaN, so it may
-        # look at its first slot; the loss never counts that sample.
+        # A sample with hardly any water has no visible patch. Attention over nothing can be NaN, so
+        # it may look at its first slot. The decoder throws away what comes of it.
         attend = mask.keep_valid.clone()
         attend[:, 0] = True
         for block in self.blocks:

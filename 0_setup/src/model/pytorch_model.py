@@ -96,23 +96,25 @@ class MaskedAutoencoder(nn.Module):
 
         hidden = mask.hidden[..., None].expand_as(valid)
         scored = hidden & valid
-        target = normalise_patches(values, valid) if self.norm_pix_loss else values
+        mean, std = patch_statistics(values, valid) if self.norm_pix_loss else (0.0, 1.0)
+        target = (values - mean) / std
         error = torch.where(scored, prediction - target, 0.0)
         return Output(
             squared_error=error.float().square().sum(),
             valid_count=scored.sum(),
-            prediction=rearrange(prediction, FIELDS, **self.axes),
+            # With norm_pix_loss this borrows mean and spread of each patch from the truth.
+            prediction=rearrange(prediction * std + mean, FIELDS, **self.axes),
             hidden=rearrange(hidden, FIELDS, **self.axes),
         )
 
 
-def normalise_patches(values: Tensor, valid: Tensor) -> Tensor:
-    """Mean 0 and variance 1 over the valid elements of each patch of ``values`` (B, N, P)."""
+def patch_statistics(values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread (B, N, 1) over the valid elements of each patch of ``values`` (B, N, P)."""
     count = valid.sum(dim=-1, keepdim=True).clamp(min=1)
     mean = values.sum(dim=-1, keepdim=True) / count
-    centred = torch.where(valid, values - mean, 0.0)
-    variance = centred.square().sum(dim=-1, keepdim=True) / count
-    return centred / (variance + 1e-6).sqrt()
+    deviation = torch.where(valid, values - mean, 0.0)
+    variance = deviation.square().sum(dim=-1, keepdim=True) / count
+    return mean, (variance + 1e-6).sqrt()
 
 
 def check_patches(window: list[int], patch_size: tuple[int, int, int], mask_ratio: float) -> None:
