@@ -59,9 +59,9 @@ def problems(lock: str, requirements: str) -> list[str]:
             if ADDRESS.search(line)
         ]
     packages = tomllib.loads(lock)["package"]
-    locked = {
-        f"{package['name']}=={package['version']}" for package in packages if "version" in package
-    }
+    # All but this project itself, which comes from no index.
+    packages = [package for package in packages if "registry" in package["source"]]
+    locked = {f"{package['name']}=={package['version']}" for package in packages}
     exported = set(re.findall(r"^[a-z0-9][^ ]*==[^ ;\n]*", requirements, flags=re.MULTILINE))
     found += [f"requirements.txt: {line} is not in uv.lock" for line in sorted(exported - locked)]
     return found + [f"requirements.txt: lacks {line}" for line in sorted(locked - exported)]

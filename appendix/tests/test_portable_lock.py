@@ -30,6 +30,7 @@ extra = [
 
 [[package]]
 name = "training-at-larger-scale"
+version = "0.1.0"
 source = { virtual = "." }
 dependencies = [
     { name = "einops" },
@@ -59,6 +60,7 @@ extra = [
 
 [[package]]
 name = "training-at-larger-scale"
+version = "0.1.0"
 source = { virtual = "." }
 dependencies = [
     { name = "einops" },
