@@ -29,7 +29,7 @@ def test_limits():
 @pytest.mark.slow
 def test_default_run(tmp_path, monkeypatch):
     """The command of the README: the scores that the text states, beside the three baselines."""
-    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     command = [sys.executable, str(SCRIPT), f"--trainer.output_dir={tmp_path}"]
     # Started from a folder that is not the chapter's, without a network and without an account.
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
