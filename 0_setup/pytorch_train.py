@@ -9,7 +9,6 @@
 Each run writes its metrics, checkpoints, configuration and pictures to a folder output/run_N.
 """
 
-import json
 import os
 import sys
 import time
@@ -22,12 +21,13 @@ from src.config import CHAPTER, parse_config, run_folder
 from src.data.loaders import Loaders, make_loaders
 from src.device import choose_device, describe_device
 from src.errors import UserError, one_line_errors
-from src.evaluation import score_baselines, validate
+from src.evaluation import validate
 from src.interrupt import GracefulInterrupt
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
+from src.report import draw, report
 from src.reproducibility import set_seed
-from src.tracking import Tracker, new_run_folder, package_versions, wandb_mode
+from src.tracking import Tracker, new_run_folder, wandb_mode
 from torch import Tensor
 from tqdm import tqdm
 
@@ -72,7 +72,7 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
         with GracefulInterrupt() as interrupt:
             finished = train(state, total_steps, loaders, config, device, tracker, interrupt)
         if finished:
-            report(state, loaders, device, tracker)
+            report(model, loaders.val, device, tracker, state.step)
             print(f"look at {where}: curves.png, reconstructions.png, metrics.csv, summary.json")
             return 0
     script = os.path.relpath(CHAPTER / "pytorch_train.py")
@@ -135,6 +135,9 @@ def train(
                 state.save(best)
             state.save(last)
             stop = stop or bool(interrupt)
+            every = trainer.picture_every_n_epochs
+            if every and (epoch + 1) % every == 0 and state.step < total_steps:
+                draw(state.model, loaders.val_set, device, tracker, state.step)
     bar.close()
     return state.step == total_steps
 
@@ -161,24 +164,6 @@ def train_step(state: TrainingState, x: Tensor, index: Tensor, epoch: int, clip:
     state.scheduler.step()
     state.step += 1
     return loss.item()
-
-
-def report(state: TrainingState, loaders: Loaders, device: torch.device, tracker: Tracker) -> None:
-    """Score the model beside the baselines, in physical units; write the summary and pictures."""
-    from src.plots import plot_curves, plot_reconstructions  # matplotlib takes a second to import
-
-    folder, val_set = tracker.folder, loaders.val_set
-    scores = {"masked autoencoder": validate(state.model, loaders.val, device)}
-    scores |= score_baselines(state.model, loaders.val, device)
-    summary = {"step": state.step, "validation": scores, "versions": package_versions()}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2))
-    for variable, unit in zip(val_set.variables, val_set.units, strict=True):
-        print(f"validation RMSE of {variable} ({unit}), hidden values only")
-        for name, metrics in scores.items():
-            print(f"  {name:<20}{metrics[f'rmse_{variable}']:8.3f}")
-    plot_reconstructions(state.model, val_set, device, folder / "reconstructions.png")
-    plot_curves(folder / "metrics.csv", scores, val_set, folder / "curves.png")
-    tracker.finish(state.step, scores, ["reconstructions", "curves"])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ FREE_KEYS = {
     "trainer.accelerator",
     "trainer.max_steps",
     "trainer.log_every_n_steps",
+    "trainer.picture_every_n_epochs",
     "trainer.checkpoint_every_n_steps",
     "trainer.output_dir",
     "trainer.wandb",

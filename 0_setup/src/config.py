@@ -34,6 +34,7 @@ LEAST = {
     "optimizer.weight_decay": 0,
     "trainer.max_epochs": 1,
     "trainer.log_every_n_steps": 1,
+    "trainer.picture_every_n_epochs": 0,
     "trainer.checkpoint_every_n_steps": 0,
 }
 
@@ -49,6 +50,7 @@ class TrainerSettings:
         deterministic: repeatable kernels, where PyTorch has them; a little slower on a GPU.
         gradient_clip_val: largest allowed norm of the gradient.
         log_every_n_steps: steps between two rows of training metrics.
+        picture_every_n_epochs: epochs between two pictures; 0 means at the end only.
         checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
         output_dir: folder for the runs; a relative one lies in the chapter's folder.
         wandb: where metrics go; null follows the variable WANDB_MODE, and else stays offline.
@@ -60,6 +62,7 @@ class TrainerSettings:
     deterministic: bool = True
     gradient_clip_val: float = 1.0
     log_every_n_steps: int = 10
+    picture_every_n_epochs: int = 1
     checkpoint_every_n_steps: int = 0
     output_dir: str = "output"
     wandb: WandbMode | None = None

@@ -50,16 +50,19 @@ def reconstruct(
 
 
 def plot_reconstructions(
-    model: nn.Module, dataset: FieldDataset, device: torch.device, path: Path
-) -> None:
+    model: nn.Module, dataset: FieldDataset, device: torch.device, folder: Path
+) -> Path:
     """A map where the dataset knows its coordinates, else a row for each of a few samples."""
-    figure = (
-        plot_samples(model, dataset, device)
-        if dataset.coordinates(0) is None
-        else plot_map(model, dataset, device)
-    )
+    is_map = dataset.coordinates(0) is not None
+    figure = (plot_map if is_map else plot_samples)(model, dataset, device)
+    return save(figure, folder / "reconstructions.png")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG file and free the figure, which matplotlib would keep for ever."""
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return path
 
 
 def plot_map(model: nn.Module, dataset: FieldDataset, device: torch.device) -> Figure:
@@ -154,10 +157,10 @@ def draw(
 
 
 def plot_curves(
-    metrics: Path, scores: Mapping[str, Mapping[str, float]], dataset: FieldDataset, path: Path
-) -> None:
+    folder: Path, scores: Mapping[str, Mapping[str, float]], dataset: FieldDataset
+) -> Path:
     """Loss over the steps, and the validation error of the first variable beside the baselines."""
-    with metrics.open(newline="") as file:
+    with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
 
     def column(name: str) -> tuple[list[int], list[float]]:
@@ -178,5 +181,4 @@ def plot_curves(
         )
     right.set(xlabel="step", ylabel=f"validation RMSE ({unit})", title=variable, ylim=(0, None))
     right.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    return save(figure, folder / "curves.png")

@@ -120,19 +120,14 @@ class Tracker:
         self.file.flush()
         self.run.log({"epoch": epoch, **metrics}, step=step)
 
-    def finish(
-        self, step: int, scores: Mapping[str, Mapping[str, float]], pictures: Sequence[str]
-    ) -> None:
-        """Hand the final scores and the run's PNG files to wandb; the files themselves stay in the
-        folder.
-        """
+    def show(self, step: int, picture: Path) -> None:
+        """Hand a PNG file to wandb as well."""
+        self.run.log({picture.stem: wandb.Image(str(picture))}, step=step)
+
+    def summarise(self, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Hand the final scores, baselines included, to wandb."""
         for name, metrics in scores.items():
-            self.run.summary.update(
-                {f"{name}/{metric}": value for metric, value in metrics.items()}
-            )
-        self.run.log(
-            {name: wandb.Image(str(self.folder / f"{name}.png")) for name in pictures}, step=step
-        )
+            self.run.summary.update({f"{name}/{key}": value for key, value in metrics.items()})
 
     def __enter__(self) -> "Tracker":
         return self

@@ -25,6 +25,7 @@ TINY = [
     "--model.decoder_embed_dim=16",
     "--trainer.max_epochs=3",
     "--trainer.log_every_n_steps=1",
+    "--trainer.picture_every_n_epochs=0",
     "--trainer.accelerator=cpu",
 ]
 

@@ -102,6 +102,19 @@ def test_trainer_settings_arrive(monkeypatch, tmp_path):
     assert logged == [3, 6]
 
 
+def test_pictures_of_every_epoch(monkeypatch, tmp_path):
+    """Drawing them changes nothing: the same bits as without."""
+    reference = reference_run(monkeypatch, tmp_path)
+    drawn = []
+    monkeypatch.setattr(
+        "src.tracking.Tracker.show", lambda _, step, path: drawn.append((step, path.name))
+    )
+    assert train(monkeypatch, tmp_path, "--trainer.picture_every_n_epochs=1") == 0
+    names = ["reconstructions.png", "curves.png"]
+    assert drawn == [(step, name) for step in (4, 8, 12) for name in names]
+    assert_same_run(reference, tmp_path / "run_1")
+
+
 @pytest.mark.slow
 def test_a_copied_chapter_works(tmp_path):
     """Copy the folder elsewhere, run the blog's unittest command there."""
