@@ -1,6 +1,6 @@
 """Your own data: monthly fields from a NetCDF file with axes for time, latitude and longitude."""
 
-import xarray as xr
+from src.data.netcdf import open_fields
 from src.data.pytorch_dataset import Split, WindowDataset
 
 
@@ -25,8 +25,6 @@ class MyDataset(WindowDataset):
         train_months: tuple[int, int],
         val_months: tuple[int, int],
     ) -> None:
-        with xr.open_dataset(path) as file:
-            # Say here what the axes are called in your file.
-            fields = file[variables].rename(latitude="lat", longitude="lon").load()
+        fields = open_fields(path, variables)
         stride = (1, 4, 4) if split == "train" else window
         super().__init__(fields, split, window, stride, train_months, val_months)

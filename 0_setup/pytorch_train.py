@@ -52,29 +52,33 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
     state = TrainingState(model, optimizer, scheduler, yaml.safe_load(resolved))
     mode = wandb_mode(trainer.wandb)
 
-    # A resumed run goes on in its own folder, a new one gets a new folder: nothing is overwritten.
-    if config.resume:
-        folder = run_folder(config.resume)
-        state.load(checkpoint_to_resume(config.resume))
-    else:
-        folder = new_run_folder(CHAPTER / trainer.output_dir)
-        (folder / "config.yaml").write_text(resolved)
-    where = os.path.relpath(folder)
-    print(f"device    {describe_device(device)}")
-    print(
-        f"data      {len(train_set)} training, {len(val_set)} validation samples of shape {shape}"
-    )
-    print(f"model     {sum(p.numel() for p in model.parameters()):,} parameters")
-    print(f"training  steps {state.step} to {total_steps}, {config.data.batch_size} samples each")
-    print(f"output    {where}", flush=True)
+    with GracefulInterrupt() as interrupt:
+        # A resumed run goes on in its own folder, a new one gets a new folder: none is overwritten.
+        if config.resume:
+            folder = run_folder(config.resume)
+            state.load(checkpoint_to_resume(config.resume))
+        else:
+            folder = new_run_folder(CHAPTER / trainer.output_dir)
+            (folder / "config.yaml").write_text(resolved)
+        where, samples = (
+            os.path.relpath(folder),
+            f"{len(train_set)} training, {len(val_set)} validation",
+        )
+        print(f"device    {describe_device(device)}")
+        print(f"data      {samples} samples of shape {shape}")
+        print(f"model     {sum(p.numel() for p in model.parameters()):,} parameters")
+        print(
+            f"training  steps {state.step} to {total_steps}, {config.data.batch_size} samples each"
+        )
+        print(f"output    {where}", flush=True)
 
-    with Tracker(folder, val_set.variables, state, mode) as tracker:
-        with GracefulInterrupt() as interrupt:
-            finished = train(state, total_steps, loaders, config, device, tracker, interrupt)
-        if finished:
-            report(model, loaders.val, device, tracker, state.step)
-            print(f"look at {where}: curves.png, reconstructions.png, metrics.csv, summary.json")
-            return 0
+        with Tracker(folder, val_set.variables, state, mode) as tracker:
+            if train(state, total_steps, loaders, config, device, tracker, interrupt):
+                report(model, loaders.val, device, tracker, state.step)
+                print(
+                    f"look at {where}: curves.png, reconstructions.png, metrics.csv, summary.json"
+                )
+                return 0
     script = os.path.relpath(CHAPTER / "pytorch_train.py")
     print(f"stopped after step {state.step}; continue with:")
     print(f"  uv run python {script} --resume {where}")

@@ -76,7 +76,8 @@ def caption(name: str, folder: str) -> None:
     made = record(name, folder)
     cog.outl(
         f"*Chapter 0's model after {made['seconds']:.0f} seconds on "
-        f"{made['hardware']['cores']} CPU cores: it saw the second map and made the third.*"
+        f"{made['hardware']['cores']} CPU cores: it saw the "
+        "second map and made the third (visible patches pasted in).*"
     )
 
 

@@ -125,7 +125,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         # A checkpoint is a pickle: without weights_only, loading it runs whatever code is inside.
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise UserError(f"--resume: there is no checkpoint {path}") from error
+        raise UserError(
+            f"--resume: there is no checkpoint {path}; a run that stopped before its first "
+            "one cannot be resumed, so start a new one"
+        ) from error
     # A damaged file can fail in the zip reader, in the unpickler or anywhere below.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 
 from src.data.pytorch_dataset import Coordinates, FieldDataset
 
-PANELS = ("truth", "what the model saw", "reconstruction", "error")
+PANELS = ("truth", "what the model saw", "reconstruction, visible patches pasted in", "error")
 MAX_WINDOWS = 64  # on one map: they are reconstructed in one batch
 LAND = ListedColormap(["0.7"])
 
@@ -80,14 +80,13 @@ def plot_map(model: nn.Module, dataset: FieldDataset, device: torch.device) -> F
             field, truth = panels[number, sample, month], panels[0, sample, month]
             scale = limits if number < 3 else (-largest, largest)
             mesh = draw(axis, grid, field, truth, scale, "viridis" if number < 3 else "RdBu_r")
-        unit = dataset.units[0]
-        figure.colorbar(mesh, ax=axis, label=unit, pad=0.01)
+        figure.colorbar(mesh, ax=axis, pad=0.01)
         axis.set(title=PANELS[number], ylabel="°N")
     lon = np.concatenate([place.lon for place in places])
     axes[-1].set(xlabel="longitude (°E)", xlim=(lon.min(), min(lon.max(), lon.min() + 360)))
-    figure.suptitle(
-        f"{dataset.variables[0]}, {str(places[chosen[0]].time[month])[:7]}; land is grey"
-    )
+    month_name = str(places[chosen[0]].time[month])[:7]
+    title = f"{dataset.variables[0]} ({dataset.units[0]}), {month_name}"
+    figure.suptitle(f"{title}; grey: no value (land or a gap)")
     return figure
 
 
@@ -171,7 +170,10 @@ def plot_curves(
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     left.plot(*column("train_loss"), label="training, one batch", alpha=0.6)
     left.plot(*column("val_loss"), "o-", label="validation")
-    left.set(xlabel="step", ylabel="mean squared error (normalised)", yscale="log")
+    left.set(xlabel="step", ylabel="mean squared error (normalised)")
+    low, high = left.get_ylim()
+    if high > 5 * max(low, 0.01):
+        left.set_yscale("log")
     left.legend()
     right.plot(*column(f"rmse_{variable}"), "o-", color="C1", label="masked autoencoder")
     baselines = [name for name in scores if name != "masked autoencoder"]
@@ -179,6 +181,7 @@ def plot_curves(
         right.axhline(
             scores[name][f"rmse_{variable}"], linestyle="--", color=f"C{number + 2}", label=name
         )
-    right.set(xlabel="step", ylabel=f"validation RMSE ({unit})", title=variable, ylim=(0, None))
+    right.set(xlabel="step", ylabel=f"validation RMSE ({unit})", title=variable)
+    right.set_ylim(0, 1.1 * right.get_ylim()[1])
     right.legend()
     return save(figure, folder / "curves.png")

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import pytorch_train
 import xarray as xr
+from my_dataset import MyDataset
 from src.config import CHAPTER
 from src.errors import UserError
+
+NUMBERS = (6, 8, 8), (0, 24), (30, 36)  # window, training months, validation months
 
 
 @pytest.fixture
@@ -49,3 +52,41 @@ def test_own_options_are_checked(monkeypatch, netcdf):
     monkeypatch.setattr(sys, "argv", ["pytorch_train.py", *arguments, "--data.dataset.windw=1"])
     with pytest.raises(UserError, match=r"'windw' is not accepted; allowed for MyDataset: path, v"):
         pytorch_train.main()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda d: d.rename(speed="velocity"),
+            r"\['speed'\] given, not in .*allowed: salinity, vel",
+        ),
+        (
+            lambda d: d.expand_dims(depth=[0.5]),
+            r"salinity has the axes depth, time, lat, lon; allowed",
+        ),
+        (
+            lambda d: d.rename(time="t"),
+            r"salinity has the axes t, lat, lon; allowed: time, lat, lon",
+        ),
+        (lambda d: d.assign_coords(time=range(36)), r"time is not given as dates"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, netcdf, change, message):
+    with xr.open_dataset(netcdf) as file:
+        change(file.load()).to_netcdf(tmp_path / "other.nc")
+    with pytest.raises(UserError, match=message):
+        MyDataset("train", str(tmp_path / "other.nc"), ["salinity", "speed"], *NUMBERS)
+
+
+def test_axes_may_be_called_lat_and_lon(tmp_path, netcdf):
+    with xr.open_dataset(netcdf) as file:
+        file.load().rename(latitude="lat", longitude="lon").to_netcdf(tmp_path / "other.nc")
+    assert len(MyDataset("train", str(tmp_path / "other.nc"), ["speed"], *NUMBERS)) > 0
+
+
+def test_not_a_netcdf_file(tmp_path):
+    (tmp_path / "text.nc").write_text("hello")
+    for name in ("text.nc", "absent.nc"):
+        with pytest.raises(UserError, match=rf"data.dataset.path: cannot read .*{name}"):
+            MyDataset("train", str(tmp_path / name), ["speed"], *NUMBERS)

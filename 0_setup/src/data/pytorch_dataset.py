@@ -18,6 +18,7 @@ import xarray as xr
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from src.data.netcdf import check_axes, open_fields
 from src.data.statistics import (
     check_counts,
     check_months,
@@ -98,6 +99,7 @@ class WindowDataset(FieldDataset):
         val_months: tuple[int, int],
         wrap_longitude: bool = False,
     ) -> None:
+        check_axes(fields)
         fields = fields.transpose("time", "lat", "lon")
         self.variables = [str(name) for name in fields.data_vars]
         self.units = [fields[name].attrs.get("units", "1") for name in self.variables]
@@ -106,8 +108,8 @@ class WindowDataset(FieldDataset):
 
         values = np.stack([fields[name].values for name in self.variables]).astype(np.float32)
         for name, field in zip(self.variables, values, strict=True):
-            if np.isinf(field).any():
-                raise UserError(f"data.dataset: {name} has {np.isinf(field).sum()} infinite values")
+            if infinite := np.isinf(field).sum():
+                raise UserError(f"data.dataset: {name} has {infinite} infinite values")
         train = values[:, slice(*train_months)]
         self.mean, self.std = valid_statistics(train, self.variables)
         self.fields = normalise(values, self.mean, self.std)
@@ -156,10 +158,8 @@ class WindowDataset(FieldDataset):
 
     def slices(self, index: int) -> tuple[slice, slice, slice]:
         """The sample's place in the fields: slices of time, latitude and longitude."""
-        t, y, x = (
-            slice(start, start + size)
-            for start, size in zip(self.starts[index], self.window, strict=True)
-        )
+        pairs = zip(self.starts[index], self.window, strict=True)
+        t, y, x = (slice(start, start + size) for start, size in pairs)
         return t, y, x
 
     def coordinates(self, index: int) -> Coordinates:
@@ -194,8 +194,8 @@ class OceanDataset(WindowDataset):
         train_months: tuple[int, int] = (0, 30),
         val_months: tuple[int, int] = (42, 54),
     ) -> None:
-        with xr.open_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc") as file:
-            fields = file[["surface_temperature"]].rename(latitude="lat", longitude="lon").load()
+        path = Path(iris_sample_data.path) / "ostia_monthly.nc"
+        fields = open_fields(path, ["surface_temperature"])
         stride = train_stride if split == "train" else val_stride
         super().__init__(
             fields, split, window, stride, train_months, val_months, wrap_longitude=True
@@ -205,8 +205,8 @@ class OceanDataset(WindowDataset):
 class DummyDataset(FieldDataset):
     """White noise with some land: nothing to learn, but everything has the right shape.
 
-    The best possible guess is the mean, so the loss settles at 1. A loss below 1 means that hidden
-    values leak into the prediction.
+    The best guess is the mean, so the loss settles near 1. A loss clearly below that of the visible
+    mean tells that hidden values leak into the prediction.
 
     Args:
         split: training and validation samples differ.
@@ -236,7 +236,7 @@ class DummyDataset(FieldDataset):
         self.units = ["1"] * sample_shape[0]
         self.mean = np.zeros(sample_shape[0], np.float32)
         self.std = np.ones(sample_shape[0], np.float32)
-        # Land is one block, the same in all samples: a coast at a fixed longitude.
+        # One block, the same in all samples: a coast at a fixed longitude.
         self.num_land = round(land_fraction * sample_shape[3])
 
     def __len__(self) -> int:
