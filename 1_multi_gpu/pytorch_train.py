@@ -72,7 +72,10 @@ def run(config: Namespace, resolved: str, loaders: Loaders, device: torch.device
         )
         print(f"output    {where}", flush=True)
 
-        with Tracker(folder, val_set.variables, state, mode) as tracker:
+        with Tracker(
+            folder, val_set.variables, state.config, mode, state.step, state.run_id
+        ) as tracker:
+            state.run_id = tracker.run.id
             if train(state, total_steps, loaders, config, device, tracker, interrupt):
                 report(model, loaders.val, device, tracker, state.step)
                 print(

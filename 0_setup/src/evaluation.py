@@ -79,9 +79,7 @@ def score_baselines(
 ) -> dict[str, dict[str, float]]:
     """RMSE of each baseline and variable on exactly the elements that ``model`` is scored on."""
     dataset = dataset_of(loader)
-    guesses: dict[str, Guess] = {"inverse distance": inverse_distance, "visible mean": visible_mean}
-    if dataset.climatology(0) is not None:
-        guesses["climatology"] = lambda x, index, hidden: climatology(dataset, index)
+    guesses = baselines(dataset)
     errors = {name: SquaredError(dataset) for name in guesses}
     model.eval()
     for x, index in tqdm(loader, desc="scoring baselines", unit="batch", leave=False):
@@ -91,6 +89,14 @@ def score_baselines(
             errors[name].update(guess(x, index, hidden), x, hidden)
     model.train()
     return {name: error.rmse() for name, error in errors.items()}
+
+
+def baselines(dataset: FieldDataset) -> dict[str, Guess]:
+    """The baselines by name; without a calendar there is no climatology."""
+    guesses: dict[str, Guess] = {"inverse distance": inverse_distance, "visible mean": visible_mean}
+    if dataset.climatology(0) is not None:
+        guesses["climatology"] = lambda x, index, hidden: climatology(dataset, index)
+    return guesses
 
 
 def visible_mean(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:

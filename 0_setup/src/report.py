@@ -15,10 +15,21 @@ from src.tracking import Tracker, package_versions
 def report(
     model: nn.Module, loader: DataLoader, device: torch.device, tracker: Tracker, step: int
 ) -> None:
-    """Score the model and the baselines in physical units; print them, write them, draw them."""
-    dataset = dataset_of(loader)
+    """Score the model and the baselines in physical units, and publish the scores."""
     scores = {"masked autoencoder": validate(model, loader, device)}
     scores |= score_baselines(model, loader, device)
+    publish(scores, model, dataset_of(loader), device, tracker, step)
+
+
+def publish(
+    scores: Mapping[str, Mapping[str, float]],
+    model: nn.Module,
+    dataset: FieldDataset,
+    device: torch.device,
+    tracker: Tracker,
+    step: int,
+) -> None:
+    """Print the scores, write them, draw them."""
     summary = {"step": step, "validation": scores, "versions": package_versions()}
     (tracker.folder / "summary.json").write_text(json.dumps(summary, indent=2))
     for variable, unit in zip(dataset.variables, dataset.units, strict=True):

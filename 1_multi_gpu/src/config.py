@@ -72,7 +72,7 @@ class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of the description, which lists commands."""
 
 
-def make_parser(description: str) -> ArgumentParser:
+def make_parser(description: str, settings: type[TrainerSettings]) -> ArgumentParser:
     """The parser of the train script: the sections model, data, optimizer and trainer."""
     parser = ArgumentParser(
         description=description,
@@ -92,18 +92,23 @@ def make_parser(description: str) -> ArgumentParser:
     parser.add_class_arguments(MaskedAutoencoder, "model", skip={"sample_shape", "seed"})
     parser.add_function_arguments(make_loaders, "data", skip={"seed"})
     parser.add_function_arguments(make_optimizer, "optimizer", skip={"model", "total_steps"})
-    parser.add_class_arguments(TrainerSettings, "trainer")
+    parser.add_class_arguments(settings, "trainer")
     return parser
 
 
-def parse_config(description: str, arguments: Sequence[str] | None = None) -> tuple[Namespace, str]:
+def parse_config(
+    description: str,
+    arguments: Sequence[str] | None = None,
+    settings: type[TrainerSettings] = TrainerSettings,
+) -> tuple[Namespace, str]:
     """Read the command line; return the instantiated configuration and the same as YAML.
 
     A run that is resumed starts from its own resolved config.yaml, any other one from
-    config/config.yaml. Raises UserError with one line for anything that does not fit.
+    config/config.yaml. ``settings`` has the keys of the section trainer. Raises UserError with one
+    line for anything that does not fit.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser(description)
+    parser = make_parser(description, settings)
     resume = resumed_run(arguments)
     defaults = run_folder(resume) if resume else CHAPTER / "config"
     parser.default_config_files = [glob.escape(str(defaults / "config.yaml"))]

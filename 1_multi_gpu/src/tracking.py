@@ -6,11 +6,10 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import wandb
 
-from src.checkpoint import TrainingState
 from src.errors import UserError
 
 # What wandb does: keep its files here, send them to its server, or nothing.
@@ -65,22 +64,26 @@ class Tracker:
     Args:
         folder: the run's folder.
         variables: names of the dataset's variables.
-        state: of the run that begins or continues; later rows are dropped, they come again.
+        config: every setting, for wandb.
         mode: what wandb does.
+        step: where the run begins or continues; later rows are dropped, they come again.
+        run_id: of the wandb run to continue; empty for a new one.
     """
 
     def __init__(
         self,
         folder: Path,
         variables: Sequence[str],
-        state: TrainingState,
+        config: Mapping[str, Any],
         mode: WandbMode,
+        step: int = 0,
+        run_id: str = "",
     ) -> None:
         self.folder = folder
         self.path = folder / "metrics.csv"
         columns = ["step", "epoch", "train_loss", "lr", "samples_per_second", "val_loss"]
         columns += [f"rmse_{name}" for name in variables]
-        rows = self.read_rows(state.step)
+        rows = self.read_rows(step)
         # Written beside and renamed, so that a crash here cannot lose the first half's rows.
         temporary = self.path.with_name("metrics.csv.tmp")
         with temporary.open("w", newline="") as file:
@@ -94,16 +97,15 @@ class Tracker:
             self.run = wandb.init(
                 project="training-at-larger-scale",
                 name=folder.name,
-                id=state.run_id or None,
+                id=run_id or None,
                 resume="allow",
                 dir=folder,
-                config={**state.config, "versions": package_versions()},
+                config={**config, "versions": package_versions()},
                 mode=mode,
                 settings=wandb.Settings(silent=True),
             )
         except wandb.Error as error:  # online, but not logged in or not connected
             raise UserError(f"trainer.wandb: {' '.join(str(error).split())}") from error
-        state.run_id = self.run.id
 
     def read_rows(self, last_step: int) -> list[dict[str, str]]:
         """The rows of an earlier part of the run, up to and including ``last_step``."""
