@@ -131,7 +131,7 @@ def resumed_run(arguments: Sequence[str]) -> str | None:
 def run_folder(resume: str) -> Path:
     """The folder of the run that ``--resume`` names by its folder or by a checkpoint inside."""
     path = Path(resume)
-    folder = path.parent.parent if path.suffix == ".pt" else path
+    folder = path.parent.parent if path.suffix else path
     if not (folder / "config.yaml").is_file():
         raise UserError(
             f"--resume: {path} is neither the folder of a run nor a checkpoint inside one"
