@@ -8,6 +8,7 @@
 Each run writes its metrics, checkpoints, configuration and pictures to a folder output/run_N.
 """
 
+import os
 import sys
 
 import lightning as L
@@ -18,7 +19,7 @@ from src.lightning_errors import one_line_errors
 from src.lightning_logger import RunLogger
 from src.lightning_settings import (
     LightningSettings,
-    check_settings,
+    check_devices,
     make_callbacks,
     make_strategy,
     quiet,
@@ -31,8 +32,12 @@ def main() -> int:
     """Read the settings and train. Returns the exit code."""
     config, resolved = parse_config(__doc__, settings=LightningSettings)
     settings, seed = config.trainer, config.seed_everything
-    check_settings(settings, config.data.batch_size)
     quiet()
+    again = f"{os.path.relpath(__file__)} --resume RUN"
+    strategy = make_strategy(settings.strategy, settings.devices * settings.num_nodes)
+    check_devices(
+        settings.accelerator, settings.devices, settings.num_nodes, config.data.batch_size
+    )
     folder, checkpoint = run_to_resume(config.resume, settings.output_dir)
 
     # The same seed on all ranks, for the same initial weights.
@@ -44,7 +49,7 @@ def main() -> int:
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.num_nodes,
-            strategy=make_strategy(settings.strategy),
+            strategy=strategy,
             max_epochs=settings.max_epochs,
             max_steps=settings.max_steps,
             gradient_clip_val=settings.gradient_clip_val,
@@ -59,9 +64,9 @@ def main() -> int:
         try:
             trainer.fit(module, data, ckpt_path=checkpoint)
         except Stopped as stopped:
-            return how_to_continue(__file__, stopped)
+            return how_to_continue(again, stopped)
         if trainer.current_epoch < settings.max_epochs:  # max_steps came first
-            return how_to_continue(__file__, Stopped(trainer.global_step, logger.save_dir))
+            return how_to_continue(again, Stopped(trainer.global_step, logger.save_dir))
         trainer.test(module, data, verbose=False)
     return 0
 

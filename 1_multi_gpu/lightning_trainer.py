@@ -1,10 +1,10 @@
 """The same training from the command line that LightningCLI makes of the code.
 
-  uv run python -m lightning_trainer fit -c config/cli_config.yaml
-  uv run python -m lightning_trainer fit --trainer.devices 8 --trainer.strategy ddp
-  uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
-  uv run python -m lightning_trainer predict
-  uv run python -m lightning_trainer fit --ckpt_path output/run_1/checkpoints/last.ckpt
+uv run python -m lightning_trainer fit -c config/cli_config.yaml
+uv run python -m lightning_trainer fit --trainer.devices 8 --trainer.strategy ddp
+uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
+uv run python -m lightning_trainer predict
+uv run python -m lightning_trainer fit --ckpt_path output/run_1/checkpoints/last.ckpt
 """
 
 import sys

@@ -172,7 +172,7 @@ def plot_curves(
     left.plot(*column("val_loss"), "o-", label="validation")
     left.set(xlabel="step", ylabel="mean squared error (normalised)")
     low, high = left.get_ylim()
-    if high > 5 * max(low, 0.01):
+    if rows and high > 5 * max(low, 0.01):
         left.set_yscale("log")
     left.legend()
     right.plot(*column(f"rmse_{variable}"), "o-", color="C1", label="masked autoencoder")

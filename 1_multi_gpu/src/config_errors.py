@@ -24,7 +24,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
         names = ", ".join(sorted(classes))
         return f"{message}; allowed: {names}, or the import path of your own class"
     # unrecognized arguments: --model.x=1 | Group 'model' does not accept option 'x' | Option 'x'
-    unknown = re.search(r"(?:arguments: --|Group '|Option ')(\w*)", message)
+    unknown = re.search(r"(?:arguments: --|Group '|[Oo]ption ')(\w*)", message)
     if not unknown:
         return message
     name = chosen[1].rpartition(".")[2] if chosen else ""

@@ -33,12 +33,12 @@ class Stopped(Exception):  # noqa: N818  it is no error
         self.step, self.folder, self.signal_number = step, folder, signal_number
 
 
-def how_to_continue(script: str, stopped: Stopped) -> int:
-    """Print the command that goes on from here; returns the exit code."""
+def how_to_continue(command: str, stopped: Stopped) -> int:
+    """Print the command that goes on, with the folder in place of RUN; returns the exit code."""
     if not is_rank_zero():
         return 0  # rank 0 alone says how the run ended
     print(f"stopped after step {stopped.step}; continue with:")
-    print(f"  uv run python {os.path.relpath(script)} --resume {os.path.relpath(stopped.folder)}")
+    print(f"  uv run python {command.replace('RUN', os.path.relpath(stopped.folder))}")
     return 128 + stopped.signal_number if stopped.signal_number else 0
 
 
@@ -114,7 +114,8 @@ class Report(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A line and the pictures of the epoch; in the meantime the other ranks wait."""
-        if trainer.sanity_checking or not isinstance(trainer.logger, RunLogger):
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if not fitting or not isinstance(trainer.logger, RunLogger):
             return
         module = module_of(pl_module)
         names = ["val_loss", *(f"rmse_{name}" for name in module.data.val_set.variables)]
@@ -160,6 +161,8 @@ def describe(trainer: L.Trainer, module: AutoencoderModule) -> None:
         f"of shape {shape}"
     )
     print(f"model     {sum(p.numel() for p in module.parameters()):,} parameters")
+    if trainer.state.fn != "fit":
+        return
     print(
         f"training  steps {trainer.global_step} to {steps}, {data.batch_size} samples each: "
         f"{data.batch_size // world_size} on each rank"
@@ -191,7 +194,7 @@ class StopAndSave(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The end of an epoch: ``Last`` has saved."""
-        if not trainer.sanity_checking:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             stop = trainer.strategy.reduce_boolean_decision(bool(self.interrupt), all=False)
             if stop:
                 self.save(trainer)

@@ -69,19 +69,22 @@ class RunLogger(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
         """``open`` gets them all at once."""
 
-    def finalize(self, status: str) -> None:
-        """Remove the folder of a new run that failed before it began: it holds nothing."""
-        if status == "failed" and self.tracker is None and self.is_new and self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
     def close(self, failed: bool = False) -> None:
         """Close the files. Not in ``finalize``: Lightning calls that after fit, before test."""
+        begun = self.tracker is not None
         if self.tracker is not None:
             self.tracker.__exit__(RuntimeError if failed else None)
             self.tracker = None
+        if not begun and self.is_new and self.folder and not holds_results(self.folder):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> "RunLogger":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self.close(failed=kind is not None)
+
+
+def holds_results(folder: Path) -> bool:
+    """Whether there is anything but the configuration of a run that did not begin."""
+    return any(path.is_file() and path.name != "config.yaml" for path in folder.rglob("*"))

@@ -34,32 +34,27 @@ class LightningSettings(TrainerSettings):
     strategy: str = "auto"
 
 
-def check_settings(settings: LightningSettings, batch_size: int) -> None:
+def check_devices(accelerator: str, devices: int, num_nodes: int, batch_size: int) -> None:
     """Raise UserError for devices that are not there or cannot share the batch.
 
     Lightning would find most of it too, but after it has started the other processes.
     """
-    if settings.strategy not in STRATEGIES:
-        raise UserError(
-            f"trainer.strategy: {settings.strategy} is unknown; allowed: {', '.join(STRATEGIES)}"
-        )
-    if settings.num_nodes < 1:
-        raise UserError(f"trainer.num_nodes: {settings.num_nodes} is too small; allowed: from 1")
-    kind = choose_device(settings.accelerator).type
+    if num_nodes < 1:
+        raise UserError(f"trainer.num_nodes: {num_nodes} is too small; allowed: from 1")
+    kind = choose_device("cuda" if accelerator == "gpu" else accelerator).type
     # CPU processes may share cores: two of them are the smallest way to try DDP.
     counts = {"cuda": torch.cuda.device_count(), "mps": 1, "cpu": max(2, os.cpu_count() or 1)}
-    if not 1 <= settings.devices <= counts[kind]:
+    if not 1 <= devices <= counts[kind]:
         raise UserError(
-            f"trainer.devices: {settings.devices} {kind} devices are not here; "
-            f"allowed: 1 to {counts[kind]}"
+            f"trainer.devices: {devices} {kind} devices are not here; allowed: 1 to {counts[kind]}"
         )
-    devices = settings.devices * settings.num_nodes
-    if batch_size % devices:
+    world_size = devices * num_nodes
+    if batch_size % world_size:
         raise UserError(
-            f"data.batch_size: {batch_size} samples cannot be shared by {devices} devices; "
-            f"allowed: multiples of {devices}"
+            f"data.batch_size: {batch_size} samples cannot be shared by {world_size} devices; "
+            f"allowed: multiples of {world_size}"
         )
-    if devices > 1:
+    if world_size > 1:
         check_port()
 
 
@@ -80,15 +75,19 @@ def check_port() -> None:
             ) from error
 
 
-def make_strategy(name: str) -> str | Strategy:
-    """The strategy of a name.
+def make_strategy(name: str, world_size: int) -> str | Strategy:
+    """The strategy of a name. Raises UserError for an unknown one.
 
     Lightning's own "fsdp" is the older FullyShardedDataParallel, which needs a GPU. This is
     fully_shard, its successor, which shards each parameter by itself and also runs on CPUs
     (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
     """
     if name == "fsdp":
-        return ModelParallelStrategy(tensor_parallel_size=1, save_distributed_checkpoint=False)
+        return ModelParallelStrategy(
+            data_parallel_size=world_size, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
+    if name not in STRATEGIES:
+        raise UserError(f"trainer.strategy: {name} is unknown; allowed: {', '.join(STRATEGIES)}")
     return name
 
 
@@ -132,8 +131,12 @@ def run_to_resume(resume: str | None, output_dir: str) -> tuple[Path | None, Pat
 
 def quiet() -> None:
     """Leave out what Lightning prints at each start; ``Report`` prints what is worth a look."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric.utilities"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning asks for more workers whatever the data; these are in memory.
     warnings.filterwarnings("ignore", message=".*does not have many workers")
+    # A checkpoint is used in another run's folder, or in its own again: both are meant.
+    warnings.filterwarnings("ignore", message="The dirpath has changed")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
     # Lightning's own code, with this version of PyTorch.
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")

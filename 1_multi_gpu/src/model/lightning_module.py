@@ -3,6 +3,7 @@
 Shapes: B samples of this rank, V variables, T times, H latitudes, W longitudes.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ class AutoencoderModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.model_settings = model
 
     def configure_model(self) -> None:
         """Build the model, as soon as the data have told their shape.
@@ -66,9 +68,8 @@ class AutoencoderModule(L.LightningModule):
 
     def new_model(self) -> MaskedAutoencoder:
         """A model with new weights."""
-        settings = {key: value for key, value in self.hparams.items() if not key.startswith("_")}
-        settings.pop("optimizer")
-        return MaskedAutoencoder(**settings)
+        shape, seed = self.hparams["sample_shape"], self.hparams["seed"]
+        return MaskedAutoencoder(sample_shape=shape, seed=seed, **self.model_settings)
 
     def whole_model(self) -> MaskedAutoencoder:
         """The model with all its weights, on rank 0; all ranks have to call this together."""
@@ -221,8 +222,10 @@ class AutoencoderModule(L.LightningModule):
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must have in common with the run that it continues."""
         model = {key: value for key, value in self.hparams.items() if not key.startswith("_")}
-        epochs = {"max_epochs": self.trainer.max_epochs}
-        return {"model": model, "data": self.data.fingerprint(), "trainer": epochs}
+        names = ("max_epochs", "gradient_clip_val")
+        trainer = {name: getattr(self.trainer, name) for name in names}
+        found = {"model": model, "data": self.data.fingerprint(), "trainer": trainer}
+        return json.loads(json.dumps(found))  # lists and tuples are the same here
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["fingerprint"] = self.fingerprint()
