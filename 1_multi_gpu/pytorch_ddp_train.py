@@ -118,11 +118,12 @@ def train(config: Namespace, resolved: str, device: torch.device, loaders: Loade
                 mean = loss.detach() / world_size
                 dist.all_reduce(mean)
                 if tracker:
-                    tracker.log(state.step, epoch, {"train_loss": mean.item(), "lr": lr})
+                    tracker.log(state.step, epoch, {"train_loss": mean.item(), "lr": float(lr)})
         metrics = validate(model, val_loader, loaders, device)
         if tracker:
             tracker.log(state.step, epoch, metrics)
-            print(f"epoch {epoch + 1} of {trainer.max_epochs}:", metrics, flush=True)
+            scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            print(f"epoch {epoch + 1} of {trainer.max_epochs}: {scores}", flush=True)
             state.save(tracker.folder / "checkpoints" / "last.pt")
     if tracker:
         with tracker:
@@ -151,7 +152,7 @@ def open_tracker(
 def validate(
     model: nn.Module, loader: DataLoader, loaders: Loaders, device: torch.device
 ) -> dict[str, float]:
-    """The scores over all ranks' samples, each counted once although the last round is filled up."""
+    """The scores over all ranks' samples: each counts once, also where a round is filled up."""
     error = SquaredError(loaders.val_set)
     sums = torch.zeros(2, dtype=torch.float64)
     model.eval()
