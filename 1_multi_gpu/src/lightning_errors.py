@@ -26,6 +26,13 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(f"error: {first_sentence(error)}")
     except DistError as error:  # the ranks do not find each other, or lose each other
         sys.exit(f"error: the processes cannot talk to each other: {first_sentence(error)}")
+    except RuntimeError as error:
+        if "gloo" not in str(error).lower():
+            raise
+        sys.exit(
+            f"error: this rank lost another one ({first_sentence(error)}); "
+            "the first error in the other ranks' output says why"
+        )
     except OSError as error:  # a file that is not there, a disk that is full
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

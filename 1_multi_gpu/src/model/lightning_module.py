@@ -99,13 +99,15 @@ class AutoencoderModule(L.LightningModule):
         x, index = batch
         # From the step and not from current_epoch: the masks follow the samples, also on a resume.
         output = self(x, index, self.global_step // self.data.steps_per_epoch)
-        (count,) = sum_over_ranks(output.valid_count)
+        error, count = sum_over_ranks(output.squared_error.detach(), output.valid_count)
+        count = count.clamp(min=1)
         # DDP averages the gradients over the ranks: the division by world_size is undone here, and
         # what remains is the sum of all errors over the count of all valid elements. A mean of the
         # ranks' means would be wrong, because the ranks see different amounts of land.
-        loss = output.squared_error * self.trainer.world_size / count.clamp(min=1)
-        # For the same reason the mean over the ranks (sync_dist) of this loss is the global loss.
-        self.log("train_loss", loss, prog_bar=True, sync_dist=True)
+        loss = output.squared_error * self.trainer.world_size / count
+        # Logged is the loss of the global batch. (sync_dist=True would be right here too, and cost
+        # a barrier and a second sum in each step.)
+        self.log("train_loss", error / count, prog_bar=True, rank_zero_only=True)
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], rank_zero_only=True)
         return loss
 
