@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Runs several bad commands in one process, since importing torch takes seconds.
 REFUSALS = """
 import json, sys
+sys.path.insert(0, "")  # as for a script that lies here, which may import my_dataset.py
 import pytorch_train
 for words in json.loads(sys.argv[1]):
     sys.argv = ["pytorch_train.py", *words]

@@ -9,7 +9,8 @@ class GracefulInterrupt:
 
     A ``KeyboardInterrupt`` may arrive in the middle of ``optimizer.step()``, when half of the
     weights are new. With a flag the step is finished, a checkpoint written, and then the run ends.
-    A second Ctrl-C ends it at once.
+    A second Ctrl-C ends it at once. A second SIGTERM does not: ``uv run`` passes on its own, so
+    where SLURM or a container sends one to all processes, this one gets two.
     """
 
     def __init__(self) -> None:
@@ -26,9 +27,9 @@ class GracefulInterrupt:
             signal.signal(number, handler)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, self.previous[number])
         self.signal_number = number
-        for restore, handler in self.previous.items():
-            signal.signal(restore, handler)
 
     def __bool__(self) -> bool:
         return self.signal_number != 0

@@ -20,7 +20,7 @@ from src.checkpoint import save_atomic
 from src.device import describe_device
 from src.interrupt import GracefulInterrupt
 from src.lightning_logger import RunLogger
-from src.lightning_ranks import is_rank_zero
+from src.lightning_ranks import is_rank_zero, launch_id
 from src.model.lightning_module import AutoencoderModule
 from src.report import draw, publish
 
@@ -94,7 +94,7 @@ class Report(Callback):
             folder = Path(logger.save_dir)
             if self.resolved:
                 (folder / "config.yaml").write_text(self.resolved)
-            if launch := os.environ.get("TORCHELASTIC_RUN_ID"):
+            if launch := launch_id():
                 (folder / "launch_id").write_text(launch)  # to find the run after a restart
         describe(trainer, module_of(pl_module))
         print(f"output    {os.path.relpath(logger.save_dir)}", flush=True)

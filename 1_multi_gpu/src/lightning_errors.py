@@ -1,5 +1,6 @@
 """One line for what a user can put right, also when several processes fail together."""
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -41,4 +42,6 @@ def one_line_errors() -> Iterator[None]:
 
 def first_sentence(error: Exception) -> str:
     """The part of a library's message that says what is wrong."""
-    return str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Some begin with the place in the library's code, in brackets, and end with advice.
+    return re.sub(r"^\[\S*\] ", "", lines[0]).partition(". ")[0]

@@ -67,6 +67,15 @@ def early_rank() -> int:
     return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
+def launch_id() -> str:
+    """What torchrun calls this launch: the same after a restart; empty if it has no name.
+
+    torchrun makes one up for --standalone; else --rdzv-id gives it, and "none" stands for nothing.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if name == "none" else name
+
+
 def speaks(error: UserError) -> bool:
     """Whether this process is the one to report ``error``."""
     if isinstance(error, SharedError):

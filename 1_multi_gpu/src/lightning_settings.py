@@ -15,6 +15,7 @@ from src.config import CHAPTER, TrainerSettings, run_folder
 from src.device import choose_device
 from src.errors import UserError
 from src.lightning_callbacks import Report, StopAndSave
+from src.lightning_ranks import launch_id
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 
@@ -121,9 +122,9 @@ def run_to_resume(resume: str | None, output_dir: str) -> tuple[Path | None, Pat
         if not checkpoint.is_file():
             raise UserError(f"--resume: there is no checkpoint {checkpoint}")
         return folder, checkpoint
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+    if (launch := launch_id()) and int(os.environ["TORCHELASTIC_RESTART_COUNT"]):
         for note in (CHAPTER / output_dir).glob("run_*/launch_id"):
-            if note.read_text() == os.environ.get("TORCHELASTIC_RUN_ID"):
+            if note.read_text() == launch:
                 last = note.parent / "checkpoints" / "last.ckpt"
                 return note.parent, last if last.is_file() else None
     return None, None
@@ -138,5 +139,7 @@ def quiet() -> None:
     # A checkpoint is used in another run's folder, or in its own again: both are meant.
     warnings.filterwarnings("ignore", message="The dirpath has changed")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
+    # It can: TrainBatches asks for the step.
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
     # Lightning's own code, with this version of PyTorch.
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
