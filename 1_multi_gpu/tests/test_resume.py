@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch
 from src.checkpoint import TrainingState
+from src.interrupt import GracefulInterrupt
 
 from tests.runs import LONG, assert_same_run, call, reference_run, start, train, wait_for_step
 
@@ -59,6 +60,17 @@ def test_interrupt_saves_and_ends(tmp_path, number):
     assert f"stopped after step {saved}" in output
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_repeated_signals():
+    """Two SIGTERMs are as one, because several programs may pass it on; a second Ctrl-C is not."""
+    with GracefulInterrupt() as interrupt:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        assert interrupt.signal_number == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.slow
