@@ -23,11 +23,11 @@ from src.device import choose_device, describe_device
 from src.errors import UserError
 from src.evaluation import SquaredError
 from src.lightning_errors import one_line_errors
-from src.lightning_ranks import shared_fate
+from src.lightning_ranks import seed_of_rank, shared_fate
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 from src.report import report
-from src.reproducibility import set_seed
+from src.reproducibility import set_seed, worker_init_fn
 from src.tracking import Tracker, new_run_folder, wandb_mode
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -94,7 +94,12 @@ def train(config: Namespace, resolved: str, device: torch.device, loaders: Loade
         step=lambda: state.step,
     )
     own = EvaluationSlice(len(loaders.val_set), rank, world_size)
-    new_loader = partial(DataLoader, num_workers=config.data.num_workers)
+    new_loader = partial(
+        DataLoader,
+        num_workers=config.data.num_workers,
+        worker_init_fn=worker_init_fn,
+        generator=torch.Generator().manual_seed(seed_of_rank(seed, rank)),
+    )
     train_loader = new_loader(loaders.train_set, batch_sampler=batches)
     val_loader = new_loader(loaders.val_set, batch_size=config.data.batch_size, sampler=own)
     while state.step < total_steps:

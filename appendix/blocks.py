@@ -12,29 +12,17 @@ the test suite, fails if a block is not what its call gives::
   uv run cog -r -I appendix -p "from blocks import *" README.md 0_setup/README.md
 """
 
+import ast
 import json
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
+import chapters
 import cog
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# Runs several bad commands in one process, since importing torch takes seconds.
-REFUSALS = """
-import json, sys
-sys.path.insert(0, "")  # as for a script that lies here, which may import my_dataset.py
-import pytorch_train
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["pytorch_train.py", *words]
-    try:
-        pytorch_train.main()
-    except pytorch_train.UserError as error:
-        print(error)
-    else:
-        raise SystemExit(f"not refused: {words}")
-"""
 
 
 def chapter() -> Path:
@@ -62,11 +50,11 @@ def output(name: str) -> None:
 def provenance(name: str, folder: str | None = None) -> None:
     """One line: time, memory, hardware and versions of a record."""
     made = record(name, folder)
-    hardware, versions = made["hardware"], made["versions"]
+    hardware, versions, first = made["hardware"], made["versions"], made["seconds_to_first_row"]
     cog.outl(
         f"*Measured with `{made['command']}`: {made['seconds']:.0f} s in all, "
-        f"{made['seconds_to_first_row']:.0f} s until the tenth step, "
-        f"{made['peak_memory_mb'] / 1000:.2f} GB of memory at most; {hardware['processor']}, "
+        + (f"{first:.0f} s until the tenth step, " if first else "")
+        + f"{made['peak_memory_mb'] / 1000:.2f} GB of memory at most in one process; {hardware['processor']}, "
         f"{hardware['cores']} cores, {hardware['memory']}, {hardware['system']}, "
         f"Python {versions['Python']}, PyTorch {versions['torch']}.*"
     )
@@ -98,11 +86,70 @@ def include(path: str, language: str) -> None:
     fenced((chapter() / path).read_text(), language)
 
 
+def what_changed() -> None:
+    """A table of the chapter's differences from the one before, from the files as they are."""
+    cog.outl(chapters.what_changed(ROOT, chapter().name))
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: no blank lines, comments or docstrings."""
+    with tokenize.open(path) as file:
+        text = file.read()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, documented) and ast.get_docstring(node) is not None
+        for number in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    kept = [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.strip().startswith("#") and number not in docstrings
+    ]
+    return len(kept)
+
+
+def line_counts(rows: dict[str, str]) -> None:
+    """A table: a file, its lines, those that hold code, and a phrase."""
+    cog.outl("| file | lines | of them code | what it is |\n|---|---|---|---|")
+    for name, phrase in rows.items():
+        path = chapter() / name
+        lines = len(path.read_text().splitlines())
+        cog.outl(f"| [`{name}`]({name}) | {lines} | {code_lines(path)} | {phrase} |")
+
+
+def line_link(place: str) -> str:
+    """A link to the one line of a file that holds a phrase, from ``file: phrase``."""
+    name, _, phrase = place.partition(": ")
+    lines = (chapter() / name).read_text().splitlines()
+    found = [number for number, line in enumerate(lines, 1) if phrase in line]
+    if len(found) != 1:
+        raise RuntimeError(f"{name} has {len(found)} lines with {phrase!r}, and not one")
+    return f"[{Path(name).name}:{found[0]}]({name}#L{found[0]})"
+
+
+def features(rows: list[tuple[str, str, str]]) -> None:
+    """A table of features; ``{file: phrase}`` in a cell becomes a link to that line."""
+    cog.outl("| feature | raw PyTorch | Lightning |\n|---|---|---|")
+    for row in rows:
+        cells = []
+        for cell in row:
+            while "{" in cell:
+                place = cell[cell.index("{") + 1 : cell.index("}")]
+                cell = cell.replace("{" + place + "}", line_link(place))
+            cells.append(cell)
+        cog.outl(f"| {' | '.join(cells)} |")
+
+
 def refusals(commands: dict[str, str]) -> None:
-    """A table: what was wrong, and the line that the train script answers it with, run now."""
+    """A table: what was wrong, and the line that the train script answers it with, run now.
+
+    A command is the arguments of pytorch_train.py, or begins with the name of another script.
+    """
     words = json.dumps([command.split() for command in commands.values()])
     done = subprocess.run(
-        [sys.executable, "-c", REFUSALS, words],
+        [sys.executable, str(ROOT / "appendix" / "refuse.py"), words],
         cwd=chapter(),
         capture_output=True,
         text=True,

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("torch", "numpy", "xarray", "matplotlib", "wandb")
+PACKAGES = ("torch", "lightning", "numpy", "xarray", "matplotlib", "wandb")
 
 
 def source_digest(chapter: Path) -> str:
@@ -73,10 +73,15 @@ def seconds_to_first_row(output: Path, stop: threading.Event, found: list[float]
                 return
 
 
+def run_folders(output: Path) -> set[Path]:
+    """The folders of all runs, and of comparisons of runs, which have a folder of their own."""
+    return {*output.glob("run_*"), *output.glob("*/run_*")}
+
+
 def measure(chapter: Path, name: str, command: str) -> dict:
     """Run ``command`` in the chapter's folder; returns the record."""
     output, results = chapter / "output", chapter / "results"
-    before = set(output.glob("run_*"))
+    before = run_folders(output)
     stop, first_row = threading.Event(), list[float]()
     watcher = threading.Thread(target=seconds_to_first_row, args=(output, stop, first_row))
     watcher.start()
@@ -93,9 +98,11 @@ def measure(chapter: Path, name: str, command: str) -> dict:
     watcher.join()
     if process.returncode:
         raise SystemExit(f"error: {command!r} ended with exit code {process.returncode}")
-    for folder in set(output.glob("run_*")) - before:
+    made = run_folders(output) - before
+    for folder in made:
         # The number of the run depends on what ran here before.
-        printed = re.sub(rf"output/{folder.name}\b", "output/run_1", printed)
+        path = folder.relative_to(chapter)
+        printed = re.sub(rf"{path}\b", f"{path.parent}/run_1", printed)
     record = {
         "command": command,
         "hardware": hardware(),
@@ -108,7 +115,7 @@ def measure(chapter: Path, name: str, command: str) -> dict:
         "stdout": printed,
     }
     results.mkdir(exist_ok=True)
-    for folder in set(output.glob("run_*")) - before:
+    for folder in made:
         record["summary"] = json.loads((folder / "summary.json").read_text())
         for picture in folder.glob("*.png"):
             shutil.copy(picture, results / f"{name}-{picture.name}")

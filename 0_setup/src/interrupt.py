@@ -28,7 +28,7 @@ class GracefulInterrupt:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            signal.signal(number, self.previous[number])
+            signal.signal(number, self.previous[signal.SIGINT])
         self.signal_number = number
 
     def __bool__(self) -> bool:

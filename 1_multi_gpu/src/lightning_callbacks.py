@@ -247,7 +247,7 @@ class WritePredictions(BasePredictionWriter):
         for number, name in enumerate(dataset.variables):
             content[name] = (axes, restored[:, number], {"units": dataset.units[number]})
         places = [dataset.coordinates(int(sample)) for sample in index]
-        if all(place is not None for place in places):
+        if places and all(place is not None for place in places):  # a rank may have no sample
             content |= {
                 name: (("sample", axis), np.stack([getattr(place, name) for place in places]))
                 for name, axis in (("time", "step"), ("lat", "y"), ("lon", "x"))

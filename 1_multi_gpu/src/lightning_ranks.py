@@ -85,8 +85,12 @@ def speaks(error: UserError) -> bool:
 
 
 def seed_of_rank(seed: int, rank: int) -> int:
-    """A seed for what must differ between ranks: 64 bits, so that no two (seed, rank) collide."""
-    return seed % 2**32 + rank * 2**32
+    """A seed for what must differ between ranks; rank 0 has the seed itself.
+
+    PyTorch's generators on the CPU use the lower 32 bits of a seed and no more. The odd factor
+    keeps seed 0 of rank 1 away from seed 1 of rank 0.
+    """
+    return (seed + rank * 0x9E3779B1) % 2**32
 
 
 def is_finite_everywhere(value: Tensor) -> bool:

@@ -141,5 +141,9 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
     # It can: TrainBatches asks for the step.
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
+    # One process on a cluster's login node is meant.
+    warnings.filterwarnings("ignore", message=".*`srun` command is available")
+    # There is no val_loss yet where max_steps ends a run in its first epoch.
+    warnings.filterwarnings("ignore", message=".*could not find the monitored key")
     # Lightning's own code, with this version of PyTorch.
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")

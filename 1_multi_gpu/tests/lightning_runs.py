@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -98,10 +99,19 @@ def torchrun(*arguments: str, **settings) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=CHAPTER, **settings)
 
 
+def run_on_two_ranks(*command: str) -> tuple[int, str]:
+    """Exit code and output; a launch that hangs is ended."""
+    start = ("--standalone", "--nproc-per-node=2", *command)
+    process = torchrun(*start, start_new_session=True)
+    try:
+        printed, _ = process.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)  # torchrun ends its ranks, after 30 s by force
+        raise AssertionError(f"hangs:\n{process.communicate()[0]}") from None
+    return process.returncode, printed
+
+
 def on_two_ranks(trainings: list[tuple[str, str, list[str]]]) -> None:
     """Run trainings (see two_ranks.py) on two processes, one after the other."""
-    process = torchrun(
-        "--standalone", "--nproc-per-node=2", "tests/two_ranks.py", json.dumps(trainings)
-    )
-    printed, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, printed
+    code, printed = run_on_two_ranks("tests/two_ranks.py", json.dumps(trainings))
+    assert code == 0, printed

@@ -8,6 +8,7 @@ import hashlib
 import os
 import tarfile
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -95,13 +96,17 @@ def check_md5(archive: Path, md5: str) -> None:
             f"data.dataset.path: no file {archive}; give the path of cifar-10-binary.tar.gz, "
             "or add --data.dataset.download true"
         )
-    with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != md5:
+    if (found := md5_of(archive)) != md5:
         raise UserError(
             f"data.dataset.path: {archive} has the MD5 checksum {found}, expected {md5}: "
             "it is truncated, damaged or another file; delete it and download it again"
         )
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def download_file(url: str, target: Path, md5: str) -> None:
@@ -116,9 +121,14 @@ def download_file(url: str, target: Path, md5: str) -> None:
                 while block := response.read(1 << 20):
                     file.write(block)
                     bar.update(len(block))
-        check_md5(partial, md5)
+        if (found := md5_of(partial)) != md5:
+            raise UserError(
+                f"data.dataset.url: what {url} gave has the MD5 checksum {found}, expected {md5}: "
+                "it is truncated, damaged or another file"
+            )
         partial.replace(target)
-    except OSError as error:
+    # HTTPException: the connection was cut; ValueError: the address is none.
+    except (OSError, HTTPException, ValueError) as error:
         raise UserError(f"data.dataset.url: cannot download {url}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -60,9 +60,10 @@ class FieldDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Build the datasets, on every rank. Raises SharedError, on all ranks, if one fails."""
-        with shared_fate():
+        with shared_fate():  # on its own: without the file the other ranks would download, too
             if self.failure:
                 raise self.failure
+        with shared_fate():
             self.train_set, self.val_set = self.dataset("train"), self.dataset("val")
             self.check_batch_size()
 
