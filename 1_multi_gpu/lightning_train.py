@@ -14,7 +14,8 @@ import sys
 import lightning as L
 from src.config import parse_config
 from src.data.lightning_datamodule import FieldDataModule
-from src.lightning_callbacks import AtomicCheckpointIO, Stopped, how_to_continue
+from src.lightning_callbacks import Stopped, how_to_continue
+from src.lightning_checkpoint import AtomicCheckpointIO
 from src.lightning_errors import one_line_errors
 from src.lightning_logger import RunLogger
 from src.lightning_settings import (
@@ -51,7 +52,6 @@ def main() -> int:
             num_nodes=settings.num_nodes,
             strategy=strategy,
             max_epochs=settings.max_epochs,
-            max_steps=settings.max_steps,
             gradient_clip_val=settings.gradient_clip_val,
             log_every_n_steps=settings.log_every_n_steps,
             deterministic="warn" if settings.deterministic else False,
@@ -65,8 +65,6 @@ def main() -> int:
             trainer.fit(module, data, ckpt_path=checkpoint)
         except Stopped as stopped:
             return how_to_continue(again, stopped)
-        if trainer.current_epoch < settings.max_epochs:  # max_steps came first
-            return how_to_continue(again, Stopped(trainer.global_step, logger.save_dir))
         trainer.test(module, data, verbose=False)
     return 0
 

@@ -54,9 +54,9 @@ def provenance(name: str, folder: str | None = None) -> None:
     cog.outl(
         f"*Measured with `{made['command']}`: {made['seconds']:.0f} s in all, "
         + (f"{first:.0f} s until the tenth step, " if first else "")
-        + f"{made['peak_memory_mb'] / 1000:.2f} GB of memory at most in one process; {hardware['processor']}, "
-        f"{hardware['cores']} cores, {hardware['memory']}, {hardware['system']}, "
-        f"Python {versions['Python']}, PyTorch {versions['torch']}.*"
+        + f"{made['peak_memory_mb'] / 1000:.2f} GB of memory at most in one process; "
+        f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory']}, "
+        f"{hardware['system']}, Python {versions['Python']}, PyTorch {versions['torch']}.*"
     )
 
 

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 import xarray as xr
 from lightning.pytorch.callbacks import BasePredictionWriter, Callback
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.checkpoint import save_atomic
 from src.device import describe_device
 from src.interrupt import GracefulInterrupt
 from src.lightning_logger import RunLogger
@@ -40,19 +38,6 @@ def how_to_continue(command: str, stopped: Stopped) -> int:
     print(f"stopped after step {stopped.step}; continue with:")
     print(f"  uv run python {command.replace('RUN', os.path.relpath(stopped.folder))}")
     return 128 + stopped.signal_number if stopped.signal_number else 0
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints as chapter 0 does: whole or not at all.
-
-    Lightning's own way stages the file in TMPDIR and moves it. Where that is another filesystem,
-    a crash during the move destroys the last good checkpoint
-    (https://github.com/Lightning-AI/pytorch-lightning/issues/21253).
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        save_atomic(checkpoint, Path(path))
 
 
 class Report(Callback):
@@ -170,14 +155,22 @@ def describe(trainer: L.Trainer, module: AutoencoderModule) -> None:
 
 
 class StopAndSave(Callback):
-    """Ctrl-C and SIGTERM end the run after the step, with a checkpoint; ``max_steps`` leaves one.
+    """Ctrl-C and SIGTERM end the run after the step, with a checkpoint, and so does ``max_steps``.
 
     Ranks get the signal at different moments. They ask each other after every step, so that all of
     them stop after the same one.
+
+    Args:
+        max_steps: stop when this step is reached. The Trainer's own argument would count what was
+            trained of the epoch as a whole one; if it is given, this class takes it over.
     """
 
-    def __init__(self) -> None:
-        self.interrupt = GracefulInterrupt()
+    def __init__(self, max_steps: int = -1) -> None:
+        self.max_steps, self.interrupt, self.stopping = max_steps, GracefulInterrupt(), False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.max_steps != -1:
+            self.max_steps, trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps, -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.interrupt.__enter__()  # here, because Lightning sets its own handlers before
@@ -185,28 +178,29 @@ class StopAndSave(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
     ) -> None:
-        stop = trainer.strategy.reduce_boolean_decision(bool(self.interrupt), all=False)
+        self.stopping = self.is_time(trainer)
         inside = trainer.global_step % module_of(pl_module).data.steps_per_epoch != 0
-        if inside and (stop or trainer.global_step == trainer.max_steps):
-            self.save(trainer)
-        if stop and inside:
-            self.end(trainer)
+        if self.stopping and inside:
+            trainer.save_checkpoint(Path(trainer.log_dir or ".") / "checkpoints" / "last.ckpt")
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The end of an epoch: ``Last`` has saved."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            stop = trainer.strategy.reduce_boolean_decision(bool(self.interrupt), all=False)
-            if stop:
-                self.save(trainer)
-                self.end(trainer)
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The signal may have come during the validation."""
+        self.stopping = self.stopping or self.is_time(trainer)
 
-    def save(self, trainer: L.Trainer) -> None:
-        trainer.save_checkpoint(Path(trainer.log_dir or ".") / "checkpoints" / "last.ckpt")
+    def is_time(self, trainer: L.Trainer) -> bool:
+        """Whether any rank has to stop; all ranks have to ask together."""
+        told = bool(self.interrupt) or trainer.global_step == self.max_steps
+        return trainer.strategy.reduce_boolean_decision(told, all=False)
 
-    def end(self, trainer: L.Trainer) -> None:
-        # Another rank may have got the signal, and this one not yet.
-        number = self.interrupt.signal_number or signal.SIGTERM
-        raise Stopped(trainer.global_step, trainer.log_dir or ".", number)
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
+    ) -> None:
+        """End the run: now the last step's metrics and an epoch's checkpoints are written."""
+        if self.stopping:
+            number = self.interrupt.signal_number
+            if not number and trainer.global_step != self.max_steps:
+                number = signal.SIGTERM  # another rank has got a signal, and this one not yet
+            raise Stopped(trainer.global_step, trainer.log_dir or ".", number)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.restore()

@@ -10,10 +10,11 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from src.config import CHAPTER, HelpFormatter
+from src.config import CHAPTER, HelpFormatter, TrainerSettings, check_numbers
 from src.config_errors import explain
 from src.errors import UserError
 from src.lightning_callbacks import Stopped, how_to_continue
+from src.lightning_checkpoint import readable
 from src.lightning_logger import RunLogger
 from src.lightning_settings import check_devices, make_strategy, run_to_resume
 from src.optim import make_optimizer
@@ -67,6 +68,7 @@ class AutoencoderCLI(LightningCLI):
         """Parse, and fill in the checkpoint that was not named."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
+        check_numbers(with_defaults(config))
         logger = config.trainer.logger
         if not logger or not logger.get("class_path", "").endswith(RunLogger.__name__):
             return  # somebody else's logger has no runs to look for
@@ -85,7 +87,8 @@ class AutoencoderCLI(LightningCLI):
         A training that goes on has to have the same settings; ``on_load_checkpoint`` compares them.
         """
         if self.config.subcommand != "fit":
-            super()._parse_ckpt_path()
+            with readable(self.config[self.config.subcommand].ckpt_path):
+                super()._parse_ckpt_path()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Lightning's Trainer, after a look at the devices."""
@@ -95,7 +98,7 @@ class AutoencoderCLI(LightningCLI):
             kwargs["strategy"] = make_strategy("fsdp", int(devices) * settings.num_nodes)
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError) as error:
+        except (MisconfigurationException, ValueError, TypeError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         check_devices(
             str(settings.accelerator),
@@ -110,15 +113,22 @@ class AutoencoderCLI(LightningCLI):
         logger = self.trainer.logger
         try:
             super()._run_subcommand(subcommand)
-            if subcommand == "fit" and self.trainer.current_epoch == self.trainer.max_epochs:
+            if subcommand == "fit":
                 self.trainer.test(self.model, self.datamodule, verbose=False)
-            elif subcommand == "fit":
-                raise Stopped(self.trainer.global_step, str(self.trainer.log_dir))
         except Stopped as stopped:
             self.exit_code = how_to_continue(CONTINUE, stopped)
         finally:
             if isinstance(logger, RunLogger):
                 logger.close()
+
+
+def with_defaults(config: Namespace) -> Namespace:
+    """The sections of a configuration, with chapter 0's values where Lightning's may be null."""
+    given = {name: value for name, value in vars(config.trainer).items() if value is not None}
+    trainer = Namespace(**vars(TrainerSettings()) | given)
+    return Namespace(
+        model=config.model, data=config.data, optimizer=config.optimizer, trainer=trainer
+    )
 
 
 def plain(settings: Namespace) -> dict[str, Any]:
@@ -127,10 +137,11 @@ def plain(settings: Namespace) -> dict[str, Any]:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml to the run's folder, of trainings only."""
+    """Writes config.yaml to the folder of a new run; a run that goes on keeps its own."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
+        logger = trainer.logger
+        if stage == "fit" and (not isinstance(logger, RunLogger) or logger.is_new):
             super().setup(trainer, pl_module, stage)
 
 

@@ -96,10 +96,11 @@ def make_callbacks(settings: TrainerSettings, resolved: str) -> list[Callback]:
     """What happens beside the training: report, interrupts, checkpoints best.ckpt and last.ckpt."""
     callbacks: list[Callback] = [
         Report(settings.picture_every_n_epochs, resolved),
-        StopAndSave(),
-        ModelCheckpoint(
-            filename="best", monitor="val_loss", save_last=True, enable_version_counter=False
-        ),
+        StopAndSave(settings.max_steps),
+        # The best one first: a crash in between then does both again, instead of losing one.
+        ModelCheckpoint(filename="best", monitor="val_loss", enable_version_counter=False),
+        # Not save_last=True, which saves only when there is a new best one.
+        ModelCheckpoint(filename="last", every_n_epochs=1, enable_version_counter=False),
     ]
     if every := settings.checkpoint_every_n_steps:
         inside = ModelCheckpoint(

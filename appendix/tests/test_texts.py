@@ -58,33 +58,60 @@ def test_named_files_exist(readme):
         assert (readme.parent / path).exists() or (ROOT / path).exists(), path
 
 
-def train_commands() -> list[tuple[Path, str]]:
+TRAIN_COMMAND = re.compile(r"(pytorch_train\.py|pytorch_ddp_train\.py|lightning_\w+)")
+# Parses commands, given as a JSON list of [script, arguments], without running them.
+PARSE = """
+import contextlib, importlib, io, json, sys
+sys.path.insert(0, ".")
+from src.config import TrainerSettings, parse_config
+for script, words in json.loads(sys.argv[1]):
+    if script == "lightning_trainer":
+        sys.argv = [script, *words, "--print_config"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                importlib.import_module(script).main()
+            except SystemExit as end:
+                assert not end.code, end
+    else:
+        settings = TrainerSettings
+        if script == "lightning_train":
+            settings = importlib.import_module("src.lightning_settings").LightningSettings
+        parse_config("", words, settings)
+    print("ok")
+"""
+
+
+def train_commands(chapter: Path) -> list[tuple[str, list[str]]]:
+    """Scripts and arguments of the chapter's README; the root's are chapter 0's."""
     found = []
-    for readme in READMES:
-        for block in COMMAND.findall(readme.read_text()):
-            lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
-            found += [(readme, line) for line in lines if "pytorch_train.py" in line]
+    readmes = [chapter / "README.md", *([ROOT / "README.md"] if chapter == CHAPTERS[0] else [])]
+    for block in (block for readme in readmes for block in COMMAND.findall(readme.read_text())):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = line.partition("  #")[0]
+            match = TRAIN_COMMAND.search(words)
+            if match and "unittest" not in words:
+                script, arguments = match[1].removesuffix(".py"), words[match.end() :]
+                found.append((script, arguments.removeprefix(".py").split()))
     return found
 
 
-def test_train_commands_are_understood():
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
+def test_train_commands_are_understood(chapter):
     """Every train command of the texts, parsed in one process: no key that is gone, no typo."""
-    endings = {"--help", "--data.dataset.help", "--resume", "--print_config"}  # parse no further
-    words = [line.partition("pytorch_train.py")[2].split() for _, line in train_commands()]
-    words = [w for w in words if not endings & set(w)]
-    assert ["-c", "config/my_dataset.yaml", "--data.dataset.path", "mine.nc"] in words
-    program = (
-        "import sys, json; sys.path.insert(0, '.'); from src.config import parse_config\n"
-        "for words in json.loads(sys.argv[1]):\n    parse_config('', words); print('ok')"
-    )
+    # These end the parsing, or need a run that is there.
+    endings = {"--help", "--data.dataset.help", "--resume", "--print_config"}
+    commands = [pair for pair in train_commands(chapter) if not endings & set(pair[1])]
+    known = ("pytorch_train", ["-c", "config/my_dataset.yaml", "--data.dataset.path", "mine.nc"])
+    assert known in train_commands(CHAPTERS[0])
+    assert len(commands) >= 5
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(words)],
-        cwd=ROOT / "0_setup",
+        [sys.executable, "-c", PARSE, json.dumps(commands)],
+        cwd=chapter,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["ok"] * len(words), done.stderr
+    assert done.stdout.split() == ["ok"] * len(commands), done.stderr
 
 
 def test_no_address_of_a_package_index():
