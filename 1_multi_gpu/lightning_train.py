@@ -52,6 +52,7 @@ def main() -> int:
             num_nodes=settings.num_nodes,
             strategy=strategy,
             max_epochs=settings.max_epochs,
+            max_steps=settings.max_steps,
             gradient_clip_val=settings.gradient_clip_val,
             log_every_n_steps=settings.log_every_n_steps,
             deterministic="warn" if settings.deterministic else False,

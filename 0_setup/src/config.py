@@ -79,6 +79,7 @@ def make_parser(description: str, settings: type[TrainerSettings]) -> ArgumentPa
         usage="%(prog)s [-c FILE] [--resume RUN] [--SECTION.KEY VALUE ...]",
         formatter_class=HelpFormatter,
         exit_on_error=False,
+        allow_abbrev=False,  # a key that is cut short is a typing error
     )
     parser.add_argument(
         "-c", "--config", action="config", help="YAML file; later arguments override it"

@@ -159,16 +159,13 @@ class StopAndSave(Callback):
 
     Ranks get the signal at different moments. They ask each other after every step, so that all of
     them stop after the same one.
-
-    Args:
-        max_steps: stop when this step is reached. The Trainer's own argument would count what was
-            trained of the epoch as a whole one; if it is given, this class takes it over.
     """
 
-    def __init__(self, max_steps: int = -1) -> None:
-        self.max_steps, self.interrupt, self.stopping = max_steps, GracefulInterrupt(), False
+    def __init__(self) -> None:
+        self.max_steps, self.interrupt, self.stopping = -1, GracefulInterrupt(), False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Take max_steps over: the Trainer would count the part of an epoch as a whole one."""
         if stage == "fit" and trainer.max_steps != -1:
             self.max_steps, trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps, -1
 

@@ -36,7 +36,11 @@ class AutoencoderCLI(LightningCLI):
         self, module: type[LightningModule], data: type[LightningDataModule], description: str
     ) -> None:
         default = [str(CHAPTER / "config" / "cli_config.yaml")]
-        shared = {"exit_on_error": False, "formatter_class": HelpFormatter}
+        shared = {
+            "exit_on_error": False,
+            "formatter_class": HelpFormatter,
+            "allow_abbrev": False,  # a key that is cut short is a typing error
+        }
         kwargs: dict[str, Any] = {
             name: {"default_config_files": default, **shared} for name in SUBCOMMANDS
         }
@@ -75,7 +79,9 @@ class AutoencoderCLI(LightningCLI):
         arguments = logger.init_args
         if self.config.subcommand == "fit":
             # Only a run's own checkpoint continues it, in its folder.
-            folder, checkpoint = run_to_resume(config.ckpt_path, arguments.output_dir)
+            folder, checkpoint = run_to_resume(
+                config.ckpt_path, arguments.output_dir, "--ckpt_path"
+            )
             arguments.folder = folder and str(folder)
             config.ckpt_path = checkpoint and str(checkpoint)
         elif not config.ckpt_path:
@@ -98,7 +104,7 @@ class AutoencoderCLI(LightningCLI):
             kwargs["strategy"] = make_strategy("fsdp", int(devices) * settings.num_nodes)
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError, TypeError) as error:
+        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         check_devices(
             str(settings.accelerator),

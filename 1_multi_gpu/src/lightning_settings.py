@@ -96,7 +96,7 @@ def make_callbacks(settings: TrainerSettings, resolved: str) -> list[Callback]:
     """What happens beside the training: report, interrupts, checkpoints best.ckpt and last.ckpt."""
     callbacks: list[Callback] = [
         Report(settings.picture_every_n_epochs, resolved),
-        StopAndSave(settings.max_steps),
+        StopAndSave(),
         # The best one first: a crash in between then does both again, instead of losing one.
         ModelCheckpoint(filename="best", monitor="val_loss", enable_version_counter=False),
         # Not save_last=True, which saves only when there is a new best one.
@@ -110,18 +110,23 @@ def make_callbacks(settings: TrainerSettings, resolved: str) -> list[Callback]:
     return callbacks
 
 
-def run_to_resume(resume: str | None, output_dir: str) -> tuple[Path | None, Path | None]:
+def run_to_resume(
+    resume: str | None, output_dir: str, option: str = "--resume"
+) -> tuple[Path | None, Path | None]:
     """The folder and the checkpoint to go on from, if this run continues another one.
 
-    Either --resume names it, or torchrun has restarted its processes: then it is the run that they
-    had begun, recognised by the launch's id.
+    Either ``option`` names it, or torchrun has restarted its processes: then it is the run that
+    they had begun, recognised by the launch's id.
     """
     if resume:
         path = Path(resume)
-        folder = run_folder(resume)
+        try:
+            folder = run_folder(resume)
+        except UserError as error:
+            raise UserError(str(error).replace("--resume", option)) from error
         checkpoint = path if path.suffix else folder / "checkpoints" / "last.ckpt"
         if not checkpoint.is_file():
-            raise UserError(f"--resume: there is no checkpoint {checkpoint}")
+            raise UserError(f"{option}: there is no checkpoint {checkpoint}")
         return folder, checkpoint
     if (launch := launch_id()) and int(os.environ["TORCHELASTIC_RESTART_COUNT"]):
         for note in (CHAPTER / output_dir).glob("run_*/launch_id"):

@@ -138,16 +138,23 @@ class AutoencoderModule(L.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add up the errors of this rank's own samples; the masks never change."""
         x, index = self.own(batch)
-        output = self(x, index)
+        self.add_up(x, self(x, index))
+
+    def add_up(self, x: Tensor, output: Output) -> None:
+        """Add the errors of a batch."""
         self.total += output.squared_error.item()
         self.count += int(output.valid_count)
         self.error.update(output.prediction, x, output.hidden)
 
-    def on_validation_epoch_end(self) -> None:
-        """Divide the sums of all ranks, not the means of each."""
+    def all_ranks_scores(self) -> dict[str, float]:
+        """Loss and RMSE: the sums of all ranks divided, not the means of each."""
         sums = torch.tensor([self.total, self.count], dtype=torch.float64)
         total, count = sum_over_ranks(sums)[0].tolist()
-        metrics = {"val_loss": total / max(1, count), **self.rmse(self.error)}
+        return {"val_loss": total / max(1, count), **self.rmse(self.error)}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the scores of all ranks."""
+        metrics = self.all_ranks_scores()
         # A NaN would never compare as better or worse, and so decide what the best checkpoint is.
         if not all(np.isfinite(list(metrics.values()))):
             raise SharedError(
@@ -157,23 +164,25 @@ class AutoencoderModule(L.LightningModule):
         self.log_dict(metrics, prog_bar=True, sync_dist=True)
 
     def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
         self.baselines = baselines(self.data.val_set)
-        names = ["masked autoencoder", *self.baselines]
-        self.errors = {name: SquaredError(self.data.val_set) for name in names}
+        self.errors = {name: SquaredError(self.data.val_set) for name in self.baselines}
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Score the model, and the baselines on exactly the same elements."""
         x, index = self.own(batch)
         output = self(x, index)
-        self.errors["masked autoencoder"].update(output.prediction, x, output.hidden)
+        self.add_up(x, output)
         x, index, hidden = x.cpu(), index.cpu(), output.hidden.cpu()
         for name, guess in self.baselines.items():
             self.errors[name].update(guess(x, index, hidden), x, hidden)
 
     def on_test_epoch_end(self) -> None:
         """The scores of all ranks; ``Report`` prints them."""
-        self.scores = {name: self.rmse(error) for name, error in self.errors.items()}
-        self.log_dict(self.scores["masked autoencoder"], sync_dist=True, logger=False)
+        own = self.all_ranks_scores()
+        self.scores = {"masked autoencoder": own}
+        self.scores |= {name: self.rmse(error) for name, error in self.errors.items()}
+        self.log_dict(own, sync_dist=True, logger=False)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
         """Numbers of this rank's samples (B,), reconstructions in physical units, what was hidden.
