@@ -1,5 +1,6 @@
 """What happens beside the training: the printed check, pictures, scores, Ctrl-C."""
 
+import atexit
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from src.device import describe_device
 from src.interrupt import GracefulInterrupt
 from src.lightning_logger import RunLogger
-from src.lightning_ranks import is_rank_zero, launch_id
+from src.lightning_ranks import is_rank_zero, launch_id, wait_for
 from src.model.lightning_module import AutoencoderModule
 from src.report import draw, publish
 
@@ -166,6 +167,10 @@ class StopAndSave(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take max_steps over: the Trainer would count the part of an epoch as a whole one."""
+        if isinstance(launcher := trainer.strategy.launcher, _SubprocessScriptLauncher):
+            atexit.register(
+                wait_for, launcher.procs
+            )  # Lightning leaves before the ranks it started
         if stage == "fit" and trainer.max_steps != -1:
             self.max_steps, trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps, -1
 

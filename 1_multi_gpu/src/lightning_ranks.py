@@ -4,7 +4,8 @@ Rank r of ``world_size`` processes; rank 0 speaks for all of them.
 """
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +18,11 @@ from src.errors import UserError
 
 class SharedError(UserError):
     """A UserError that all ranks raise together, so that one of them is enough to report it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        # Asked now: where the error is reported, there may be no process group any more.
+        self.speaks = not dist.is_initialized() or dist.get_rank() == 0
 
 
 @contextmanager
@@ -79,9 +85,19 @@ def launch_id() -> str:
 def speaks(error: UserError) -> bool:
     """Whether this process is the one to report ``error``."""
     if isinstance(error, SharedError):
-        return not dist.is_initialized() or dist.get_rank() == 0
+        return error.speaks
     # Before the process group exists, all processes of a machine read the same settings.
     return dist.is_initialized() or early_rank() == 0
+
+
+def wait_for(ranks: Iterable[subprocess.Popen]) -> None:
+    """Wait until processes that this one has started are gone; end those that hang."""
+    for process in ranks:
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def seed_of_rank(seed: int, rank: int) -> int:
