@@ -1,7 +1,7 @@
 """Train the same model in five ways, and compare their losses: scaling up changes no result.
 
-  uv run python same_curve.py                            the default config, some minutes
-  uv run python same_curve.py --trainer.max_epochs 1     any setting that all five understand
+  uv run python same_curve.py                            the default model for two epochs
+  uv run python same_curve.py --trainer.max_epochs 5     any setting that all five understand
 
 Leaves all runs and same_curve.png in a new folder output/same_curve/run_N.
 """
@@ -25,7 +25,7 @@ from src.tracking import new_run_folder
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TWO = ["lightning_train.py", "--trainer.devices", "2", "--trainer.strategy"]
-CPU = ["--trainer.accelerator", "cpu"]
+COMMON = ["--trainer.accelerator", "cpu", "--trainer.max_epochs", "2"]
 WAYS = {
     "raw PyTorch, one process": ["pytorch_train.py"],
     "Lightning, one process": ["lightning_train.py"],
@@ -38,7 +38,7 @@ WAYS = {
 def train(words: list[str], output: Path) -> tuple[np.ndarray, float]:
     """Train in one way: steps and losses (2, rows) from metrics.csv, and the seconds it took."""
     start = time.perf_counter()
-    command = [sys.executable, *words, *CPU, *sys.argv[1:], "--trainer.output_dir", str(output)]
+    command = [sys.executable, *words, *COMMON, *sys.argv[1:], "--trainer.output_dir", str(output)]
     # At a terminal each training shows its own progress bar.
     shown = None if sys.stdout.isatty() else subprocess.DEVNULL
     done = subprocess.run(command, cwd=CHAPTER, stdout=shown, check=False)

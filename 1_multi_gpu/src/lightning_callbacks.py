@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from src.device import describe_device
 from src.interrupt import GracefulInterrupt
 from src.lightning_logger import RunLogger
-from src.lightning_ranks import is_rank_zero, launch_id, wait_for
+from src.lightning_ranks import is_rank_zero, launch_id, sum_over_ranks, wait_for
 from src.model.lightning_module import AutoencoderModule
 from src.report import draw, publish
 
@@ -192,7 +192,8 @@ class StopAndSave(Callback):
     def is_time(self, trainer: L.Trainer) -> bool:
         """Whether any rank has to stop; all ranks have to ask together."""
         told = bool(self.interrupt) or trainer.global_step == self.max_steps
-        return trainer.strategy.reduce_boolean_decision(told, all=False)
+        (count,) = sum_over_ranks(torch.tensor(int(told)))
+        return bool(count)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
