@@ -60,6 +60,9 @@ def main() -> None:
         0, str(Path.cwd())
     )  # as for a script that lies here, which may import my_dataset.py
     os.environ["WANDB_MODE"] = "disabled"
+    # The text shows the answers of a machine with two cores and no GPU, wherever it is made.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.cpu_count = lambda: 2
     user_error = importlib.import_module("src.errors").UserError
     for given in json.loads(sys.argv[1]):
         with occupied(given) as words, begun_run(words) as (command, folder):
