@@ -69,6 +69,11 @@ def lightning_weights(folder: Path, name: str = "last.ckpt") -> dict[str, torch.
     return {key.removeprefix("model."): tensor for key, tensor in state.items()}
 
 
+def step_of(folder: Path, name: str = "last") -> int:
+    """The step after which a checkpoint was saved."""
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"]
+
+
 def float32_rows(folder: Path) -> list[dict[str, np.float32 | None]]:
     """metrics.csv with the precision of ``self.log``, which keeps 32 bits."""
     return [

@@ -2,32 +2,18 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-import torch
 from src.model.lightning_module import AutoencoderModule
 
 from tests.lightning_runs import (
     SCRIPT,
     assert_same_lightning_run,
     call_lightning,
+    step_of,
     train_lightning,
 )
 from tests.runs import LONG, start, wait_for_step
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    """The folder of an uninterrupted run of twelve steps, four in each epoch."""
-    output = tmp_path_factory.mktemp("reference")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert train_lightning(monkeypatch, output) == 0
-    return output / "run_1"
-
-
-def step_of(folder: Path, name: str = "last") -> int:
-    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"]
 
 
 @pytest.mark.parametrize(("hook", "step"), [("training_step", 5), ("validation_step", 4)])

@@ -13,23 +13,11 @@ from tests.lightning_runs import (
     call_cli,
     call_lightning,
     run_cli,
+    step_of,
     train_lightning,
 )
 
 NO_LIMIT = "--trainer.max_steps=-1"
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    """The folder of an uninterrupted run of twelve steps, four in each epoch."""
-    output = tmp_path_factory.mktemp("reference")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert train_lightning(monkeypatch, output) == 0
-    return output / "run_1"
-
-
-def step_of(folder: Path, name: str = "last") -> int:
-    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"]
 
 
 def scores(folder: Path) -> dict:

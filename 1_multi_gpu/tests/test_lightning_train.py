@@ -20,14 +20,6 @@ from tests.runs import TINY, reference_run, rows
 WORSE = ["--optimizer.lr=0.3", "--optimizer.warmup_fraction=0.9", "--trainer.gradient_clip_val=9"]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    output = tmp_path_factory.mktemp("reference")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert train_lightning(monkeypatch, output) == 0
-    return output / "run_1"
-
-
 def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["validation"]
 
