@@ -62,7 +62,15 @@ def test_interrupt_saves_and_ends(tmp_path, number):
         os.killpg(process.pid, 0)
 
 
-def test_repeated_signals():
+@pytest.fixture
+def ctrl_c():
+    """Python's own answer to Ctrl-C; a shell switches it off in what runs in the background."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_repeated_signals(ctrl_c):
     """Two SIGTERMs are as one, because several programs may pass it on; a second Ctrl-C is not."""
     with GracefulInterrupt() as interrupt:
         for _ in range(2):

@@ -1,5 +1,6 @@
 """Helpers of the tests that run Lightning: in this process, on ranks, as processes of their own."""
 
+import functools
 import json
 import os
 import signal
@@ -44,6 +45,18 @@ def call_lightning(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def train_lightning(monkeypatch: pytest.MonkeyPatch, output: Path, *arguments: str) -> int:
     """A new run of the tiny model; its folder is ``output/run_1``."""
     return call_lightning(monkeypatch, *TINY, f"--trainer.output_dir={output}", *arguments)
+
+
+@functools.cache
+def shared_reference(folder: Path) -> Path:
+    """The folder of an uninterrupted Lightning run of twelve steps, four in each epoch.
+
+    Several test files compare theirs with it; it runs once, in ``folder``.
+    """
+    output = folder / "lightning_reference"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert train_lightning(monkeypatch, output) == 0
+    return output / "run_1"
 
 
 # The tiny model for LightningCLI, which has two of these settings elsewhere.

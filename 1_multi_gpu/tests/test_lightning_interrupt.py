@@ -10,10 +10,16 @@ from tests.lightning_runs import (
     SCRIPT,
     assert_same_lightning_run,
     call_lightning,
+    shared_reference,
     step_of,
     train_lightning,
 )
 from tests.runs import LONG, start, wait_for_step
+
+
+@pytest.fixture
+def reference(tmp_path_factory):
+    return shared_reference(tmp_path_factory.getbasetemp())
 
 
 @pytest.mark.parametrize(("hook", "step"), [("training_step", 5), ("validation_step", 4)])

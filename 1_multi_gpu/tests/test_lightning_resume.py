@@ -13,9 +13,16 @@ from tests.lightning_runs import (
     call_cli,
     call_lightning,
     run_cli,
+    shared_reference,
     step_of,
     train_lightning,
 )
+
+
+@pytest.fixture
+def reference(tmp_path_factory):
+    return shared_reference(tmp_path_factory.getbasetemp())
+
 
 NO_LIMIT = "--trainer.max_steps=-1"
 

@@ -13,8 +13,19 @@ from src.lightning_errors import one_line_errors
 from src.lightning_ranks import SharedError
 
 from tests.lightning_runs import assert_same_lightning_run as assert_same
-from tests.lightning_runs import call_lightning, lightning_weights, train_lightning
+from tests.lightning_runs import (
+    call_lightning,
+    lightning_weights,
+    shared_reference,
+    train_lightning,
+)
 from tests.runs import TINY, reference_run, rows
+
+
+@pytest.fixture
+def reference(tmp_path_factory):
+    return shared_reference(tmp_path_factory.getbasetemp())
+
 
 # The third of three epochs is not the best one.
 WORSE = ["--optimizer.lr=0.3", "--optimizer.warmup_fraction=0.9", "--trainer.gradient_clip_val=9"]
