@@ -4,8 +4,9 @@
   uv run python appendix/measure.py 0_setup --again     repeat all measurements of the chapter
 
 The record goes to ``CHAPTER/results/NAME.json``, the pictures beside it. READMEs quote records and
-nothing else, so no figure is typed by hand. A record also holds a digest of the code that made it:
-``--check`` (and the test suite) says which records are older than the code.
+nothing else, so no figure is typed by hand. A record also holds a digest of the code that made it,
+which is what the command can reach: ``--check`` (and the test suite) says which records are older
+than that.
 """
 
 import argparse
@@ -23,15 +24,24 @@ import threading
 import time
 from pathlib import Path
 
+from reach import reached_by_command
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "lightning", "numpy", "xarray", "matplotlib", "wandb")
 
 
-def source_digest(chapter: Path) -> str:
-    """A digest of the chapter's code and configs; docstrings and comment lines do not count."""
+def source_digest(chapter: Path, command: str | None = None) -> str:
+    """A digest of what the command can reach; docstrings and comment lines do not count.
+
+    Without a command it is one of all code and configs, which older records have.
+    """
     digest = hashlib.sha256()
-    files = [*chapter.glob("*.py"), *chapter.glob("src/**/*.py"), *chapter.glob("config/*.yaml")]
-    for path in sorted(set(files) - {chapter / "conftest.py"}):
+    if command:
+        files = reached_by_command(chapter, command)
+    else:
+        patterns = ("*.py", "src/**/*.py", "config/*.yaml")
+        files = {path for pattern in patterns for path in chapter.glob(pattern)}
+    for path in sorted(files - {chapter / "conftest.py"}):
         text = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
         lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
         digest.update("\n".join([path.relative_to(chapter).as_posix(), *lines]).encode())
@@ -107,7 +117,7 @@ def measure(chapter: Path, name: str, command: str) -> dict:
         "command": command,
         "hardware": hardware(),
         "versions": versions(),
-        "sources": source_digest(chapter),
+        "reached": source_digest(chapter, command),
         "seconds": round(seconds, 1),
         "seconds_to_first_row": round(first_row[0], 1) if first_row else None,
         # Kilobytes on Linux, bytes on macOS.
@@ -116,7 +126,8 @@ def measure(chapter: Path, name: str, command: str) -> dict:
     }
     results.mkdir(exist_ok=True)
     for folder in made:
-        record["summary"] = json.loads((folder / "summary.json").read_text())
+        if (folder / "summary.json").exists():
+            record["summary"] = json.loads((folder / "summary.json").read_text())
         for picture in folder.glob("*.png"):
             shutil.copy(picture, results / f"{name}-{picture.name}")
     (results / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -125,9 +136,16 @@ def measure(chapter: Path, name: str, command: str) -> dict:
 
 def stale(chapter: Path) -> list[str]:
     """Names of the chapter's records that another version of the code made."""
-    digest = source_digest(chapter)
-    records = sorted((chapter / "results").glob("*.json"))
-    return [path.stem for path in records if json.loads(path.read_text())["sources"] != digest]
+    everything, names = source_digest(chapter), []
+    for path in sorted((chapter / "results").glob("*.json")):
+        made = json.loads(path.read_text())
+        if "reached" in made:
+            fresh = made["reached"] == source_digest(chapter, made["command"])
+        else:
+            fresh = made["sources"] == everything
+        if not fresh:
+            names.append(path.stem)
+    return names
 
 
 def main() -> int:

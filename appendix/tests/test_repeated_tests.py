@@ -8,34 +8,69 @@ import sys
 import pytest
 from measure import ROOT
 
+# pytest only collects it here, so the import inside it is not run.
+TEST = """
+import pytest
+
+def test_x():
+    import src.code
+
+@pytest.mark.slow
+def test_slow():
+    import src.code
+"""
+
 
 @pytest.fixture
 def collected(tmp_path):
     """Two chapters with the same code and test; gives a function that says what pytest collects."""
     shutil.copy(ROOT / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    (tmp_path / "appendix").mkdir()
+    shutil.copy(ROOT / "appendix" / "reach.py", tmp_path / "appendix")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = --import-mode=importlib\nmarkers = slow\n"
+    )
     for chapter in ("0_a", "1_b"):
         (tmp_path / chapter / "src").mkdir(parents=True)
         (tmp_path / chapter / "tests").mkdir()
-        (tmp_path / chapter / "src" / "code.py").write_text("x = 1\n")
-        (tmp_path / chapter / "tests" / "test_x.py").write_text("def test_x(): pass\n")
-    (tmp_path / "1_b" / "src" / "more.py").write_text("y = 1\n")
+        (tmp_path / chapter / "src" / "code.py").write_text("import src.more\n")
+        (tmp_path / chapter / "src" / "more.py").write_text("x = 1\n")
+        (tmp_path / chapter / "src" / "other.py").write_text("x = 1\n")
+        (tmp_path / chapter / "tests" / "test_x.py").write_text(TEST)
+    (tmp_path / "1_b" / "src" / "new.py").write_text("y = 1\n")
 
     def collect(*words):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        return re.findall(r"^(\d_\w)/.*::test_x$", done.stdout, flags=re.MULTILINE)
+        return re.findall(r"^(\d_\w/\S*::test_\w+)$", done.stdout, flags=re.MULTILINE)
 
     return collect
 
 
+X, SLOW = "tests/test_x.py::test_x", "tests/test_x.py::test_slow"
+ORIGINALS = [f"0_a/{X}", f"0_a/{SLOW}"]
+
+
 def test_a_copy_runs_once(collected):
-    assert collected() == ["0_a"]
-    assert collected("1_b") == ["1_b"]
+    assert collected() == collected("--copies") == ORIGINALS
+    assert collected("1_b") == [f"1_b/{X}", f"1_b/{SLOW}"]
 
 
-@pytest.mark.parametrize("file", ["src/code.py", "tests/test_x.py"])
-def test_a_changed_one_runs_in_both(collected, tmp_path, file):
+@pytest.mark.parametrize("file", ["src/code.py", "src/more.py"])
+def test_where_it_reaches_a_change_it_runs_again(collected, tmp_path, file):
+    """A slow one only if asked to."""
     with (tmp_path / "1_b" / file).open("a") as changed:
         changed.write("z = 2\n")
-    assert collected() == ["0_a", "1_b"]
+    assert collected() == [*ORIGINALS, f"1_b/{X}"]
+    assert collected("--copies") == [*ORIGINALS, f"1_b/{X}", f"1_b/{SLOW}"]
+
+
+def test_a_changed_test_runs_in_both(collected, tmp_path):
+    with (tmp_path / "1_b" / "tests" / "test_x.py").open("a") as changed:
+        changed.write("z = 2\n")
+    assert collected() == [*ORIGINALS, f"1_b/{X}", f"1_b/{SLOW}"]
+
+
+def test_a_change_out_of_reach_does_not_count(collected, tmp_path):
+    (tmp_path / "1_b" / "src" / "other.py").write_text("x = 2\n")
+    assert collected() == ORIGINALS

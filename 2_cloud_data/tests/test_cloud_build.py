@@ -1,0 +1,280 @@
+"""Building stores: interrupted anywhere, with any number of threads, the same bytes."""
+
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import build_store as build_store_command
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from src.config import CHAPTER
+from src.data import cloud_build
+from src.data.cloud_build import build_store, objects_of, ocean_fields
+from src.data.cloud_statistics import Moments, compute_statistics, moments_of
+from src.data.cloud_store import CloudError
+from src.data.cube import VARIABLES, Cube
+from src.data.pytorch_dataset import OceanDataset
+from src.errors import UserError
+
+from tests.cloud_stores import dataset, small_fields, small_store
+
+CUBE = Cube(months=24, height=20, width=30, seed=3)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """The checksum of every object of a store on disk."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def build_cube(place: Path, **settings) -> None:
+    settings = {"train_months": (0, 12), "chunk": (5, 8, 8)} | settings
+    build_store(str(place), CUBE.fields(settings.get("shard") or settings["chunk"]), **settings)
+
+
+def test_chunks_of_the_cube_are_a_function_of_their_place():
+    """Whatever block is asked for, in whatever order."""
+    whole = (slice(0, 24), slice(0, 20), slice(0, 30))
+    for name in VARIABLES:
+        values = CUBE.block(name, *whole)
+        part = CUBE.block(name, slice(7, 9), slice(3, 11), slice(13, 30))
+        np.testing.assert_array_equal(part.view(np.int32), values[7:9, 3:11, 13:30].view(np.int32))
+        again = Cube(24, 20, 30, seed=3).block(name, *whole)
+        np.testing.assert_array_equal(values.view(np.int32), again.view(np.int32))
+        other = Cube(24, 20, 30, seed=4).block(name, *whole)
+        assert not np.array_equal(np.isnan(values), np.isnan(other))
+        assert 0.1 < np.isnan(values).mean() < 0.6
+        # Neighbours resemble each other across the edge of the globe as they do elsewhere.
+        steps = np.abs(np.diff(values, axis=2, append=values[..., :1]))
+        assert np.nanmean(steps[..., -1]) < 2 * np.nanmean(steps)
+
+
+def test_same_bytes_with_any_number_of_threads(tmp_path):
+    for threads in (1, 3):
+        build_cube(tmp_path / str(threads), threads=threads)
+    assert digest(tmp_path / "1") == digest(tmp_path / "3")
+
+
+def test_sharded_store_has_the_same_values(tmp_path):
+    build_cube(tmp_path / "chunks")
+    build_cube(tmp_path / "shards", chunk=(5, 4, 4), shard=(10, 8, 8))
+    ours, theirs = (
+        xr.open_zarr(tmp_path / name, consolidated=False).load() for name in ("shards", "chunks")
+    )
+    xr.testing.assert_equal(ours, theirs)
+    objects = len(list((tmp_path / "shards" / "salinity" / "c").rglob("*")))
+    assert objects < len(list((tmp_path / "chunks" / "salinity" / "c").rglob("*")))
+
+
+KILL = """
+import os, signal, sys
+sys.path.insert(0, {chapter!r})
+from tests.test_cloud_build import build_cube, Path
+from src.data.cube import Cube
+block, calls = Cube.block, []
+def counted(self, *place):
+    calls.append(place)
+    if len(calls) == {after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return block(self, *place)
+Cube.block = counted
+build_cube(Path({place!r}))
+"""
+
+
+@pytest.mark.slow
+def test_killed_build_is_no_store_and_goes_on(tmp_path, monkeypatch):
+    """SIGKILL in the middle; what is there already is not computed again."""
+    place = tmp_path / "killed"
+    code = KILL.format(chapter=str(CHAPTER), place=str(place), after=40)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with pytest.raises(CloudError, match="this store is not finished; run its build command again"):
+        dataset(str(place))
+    block, calls = Cube.block, []
+
+    def counted(self, *arguments):
+        calls.append(arguments)
+        return block(self, *arguments)
+
+    monkeypatch.setattr(Cube, "block", counted)
+    build_cube(place)
+    build_cube(tmp_path / "straight")
+    total = objects_of(CUBE.fields((5, 8, 8)), (5, 8, 8), None)[0]
+    assert len(calls) - total <= total - 40 + 3 * 4 + 2  # some months, and what was in flight
+    assert digest(place) == digest(tmp_path / "straight")
+
+
+def test_finished_store_is_left_alone_and_another_one_refused(tmp_path, monkeypatch):
+    place = str(tmp_path / "store")
+    small_store(place)
+    before = digest(tmp_path / "store")
+    monkeypatch.setattr(cloud_build, "write_regions", None)  # would raise
+    small_store(place)
+    assert digest(tmp_path / "store") == before
+    with pytest.raises(CloudError, match="there is another store here; --overwrite replaces it"):
+        small_store(place, small_fields(seed=1))
+    monkeypatch.undo()
+    small_store(place, small_fields(seed=1), overwrite=True)
+    assert digest(tmp_path / "store") != before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(CloudError, match="there is something else here; --overwrite replaces it"):
+        small_store(str(tmp_path))
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_killed_before_all_arrays_are_there(tmp_path):
+    """The template is written array by array."""
+    small_store(str(tmp_path / "straight"))
+    place = tmp_path / "killed"
+    shutil.copytree(tmp_path / "straight", place)
+    shutil.rmtree(place / "b")
+    group = zarr.open_group(str(place), mode="r+")
+    group.attrs["complete"] = False
+    small_store(str(place))
+    assert digest(place) == digest(tmp_path / "straight")
+
+
+def test_full_disk_leaves_no_finished_store(tmp_path, monkeypatch):
+    """An error while the statistics are written: they are last."""
+    place = str(tmp_path / "store")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cloud_build, "write_statistics", full)
+    with pytest.raises(OSError, match="No space"):
+        small_store(place)
+    with pytest.raises(CloudError, match="not finished"):
+        dataset(place)
+    monkeypatch.undo()
+    small_store(place)
+    assert len(dataset(place))
+
+
+def test_fill_values_are_written(tmp_path):
+    """A chunk that is all land is an object too: what is missing is then always a loss."""
+    fields = small_fields()
+    fields["a"][:5, :4, :7] = np.nan
+    small_store(str(tmp_path / "store"), fields)
+    assert (tmp_path / "store" / "a" / "c" / "0" / "0" / "0").exists()
+    number, _ = objects_of(fields, (5, 4, 7), None)
+    found = [p for name in "ab" for p in (tmp_path / "store" / name / "c").rglob("*")]
+    assert sum(path.is_file() for path in found) == number
+
+
+def test_statistics_are_those_in_memory(tmp_path):
+    """Out of core, in blocks of any size, against NumPy on the whole."""
+    store = small_store(str(tmp_path / "store"))
+    fields = xr.open_zarr(store, chunks=None, consolidated=False)[["a", "b"]]
+    train = small_fields().isel(time=slice(0, 12)).to_dataarray().values.astype(np.float64)
+    for chunk, threads in (((5, 4, 7), 1), ((1, 1, 1), 3), ((100, 100, 100), 2)):
+        found = compute_statistics(fields, (0, 12), chunk, threads)
+        np.testing.assert_allclose(found["mean"], np.nanmean(train, axis=(1, 2, 3)), rtol=1e-12)
+        np.testing.assert_allclose(found["std"], np.nanstd(train, axis=(1, 2, 3)), rtol=1e-12)
+        assert found["count"].values.tolist() == np.isfinite(train).sum(axis=(1, 2, 3)).tolist()
+
+
+def test_statistics_see_the_training_months_only(tmp_path):
+    fields = small_fields()
+    for name in fields.data_vars:
+        fields[name][12:] += 1000
+    for name, content in (("shifted", fields), ("plain", small_fields())):
+        small_store(str(tmp_path / name), content)
+    shifted, plain = (dataset(str(tmp_path / name)) for name in ("shifted", "plain"))
+    np.testing.assert_array_equal(shifted.mean, plain.mean)
+    np.testing.assert_array_equal(shifted.std, plain.std)
+
+
+def test_moments_keep_their_digits():
+    """A large mean and a small spread, in parts of any size, one of them empty."""
+    values = np.random.default_rng(0).normal(1e6, 1e-3, 10_000)
+    total = Moments()
+    for part in np.split(values, [1, 1, 17, 5000]):
+        total = total.merge(moments_of(part))
+    assert total.number == len(values)
+    assert total.mean == pytest.approx(values.mean(), rel=1e-15)
+    assert np.sqrt(total.squares / total.number) == pytest.approx(values.std(), rel=1e-6)
+
+
+def test_statistics_of_the_real_ocean(tmp_path):
+    """The same 32-bit numbers as chapter 0's."""
+    store = build_store(str(tmp_path / "ocean"), ocean_fields(), (0, 30), (7, 18, 50))
+    found = xr.open_zarr(store, group="statistics", consolidated=False)
+    theirs = OceanDataset("train")
+    assert found["mean"].values.astype(np.float32) == theirs.mean
+    assert found["std"].values.astype(np.float32) == theirs.std
+
+
+def test_statistics_of_another_store_or_none_are_refused(tmp_path):
+    ours, other = str(tmp_path / "ours"), str(tmp_path / "other")
+    small_store(ours)
+    small_store(other, small_fields(seed=1))
+    with pytest.raises(CloudError, match="the statistics are of other data, not of a in"):
+        dataset(ours, statistics_url=other)
+    small_fields().to_zarr(tmp_path / "bare", zarr_format=3, consolidated=False)
+    with pytest.raises(CloudError, match="there are no statistics; make them with"):
+        dataset(str(tmp_path / "bare"))
+
+
+def run(monkeypatch, *arguments: str) -> None:
+    """``python build_store.py`` in this process."""
+    monkeypatch.setattr(sys, "argv", ["build_store.py", *arguments])
+    assert build_store_command.main() == 0
+
+
+@pytest.fixture
+def netcdf(tmp_path) -> list[str]:
+    """The command that joins two files, one after the other in time."""
+    fields = small_fields()
+    for number, part in enumerate((slice(0, 10), slice(10, 24))):
+        fields.isel(time=part).to_netcdf(tmp_path / f"{number}.nc")
+    files = f"--files=[{tmp_path / '0.nc'},{tmp_path / '1.nc'}]"
+    months = "--train_months=[0,12]"
+    return ["netcdf", files, f"--url={tmp_path / 'store'}", "--variables=[a,b]", months]
+
+
+def test_netcdf_files_move_to_zarr(monkeypatch, tmp_path, netcdf, capsys):
+    run(monkeypatch, *netcdf, "--chunk=[5,4,7]")
+    printed = capsys.readouterr().out
+    assert "0.000 GB before compression, in 90 objects" in printed
+    assert f"finished: {tmp_path / 'store'}" in printed
+    small_store(str(tmp_path / "direct"))
+    ours, theirs = dataset(str(tmp_path / "store")), dataset(str(tmp_path / "direct"))
+    assert ours[5][0].nan_to_num(1).equal(theirs[5][0].nan_to_num(1))
+
+
+WRONG = {
+    "no file": (["--files=[nowhere.nc]"], "files: cannot read them together: "),
+    "no variable": (["--variables=[x]"], "files: cannot read them together: "),
+    "shard": (["--chunk=[5,4,7]", "--shard=[9,8,7]"], r"\[9, 8, 7\] is no multiple of the chunk"),
+    "key": (["--chunks=[5,4,7]"], "unrecognized arguments: --chunks"),
+    "type": (["--threads=many"], '"threads": Expected a <class .int.>'),
+    "months": (["--train_months=[12,0]"], r"train_months: \[12, 0\] is not a period"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_one_line(monkeypatch, tmp_path, netcdf, case):
+    """Before anything is written."""
+    arguments, message = WRONG[case]
+    with pytest.raises(UserError, match=message) as caught:
+        run(monkeypatch, *netcdf, *arguments)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_cube_without_months_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(UserError, match=r"months, height, width: \[0, 180, 360\]"):
+        run(monkeypatch, "cube", f"--url={tmp_path / 'c'}", "--months=0")

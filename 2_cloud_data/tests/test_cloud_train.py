@@ -1,0 +1,160 @@
+"""Training from object storage: the same curve, no process left, no secret told."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from src.config import CHAPTER
+from src.data.s3_server import FOLDER, connect
+
+from tests.lightning_runs import (
+    OCEAN,
+    SCRIPT,
+    TWO,
+    call_cli,
+    call_lightning,
+    curve,
+    lightning_weights,
+    on_two_ranks,
+)
+from tests.runs import call, rows, wait_for_step, weights
+
+MEMORY = "--data.dataset=src.data.pytorch_dataset.OceanDataset"
+
+
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory) -> Path:
+    """A run of 76 steps on the ocean in memory, as in chapter 1."""
+    output = tmp_path_factory.mktemp("memory")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        arguments = [*OCEAN, MEMORY, f"--trainer.output_dir={output}"]
+        assert call_lightning(monkeypatch, *arguments) == 0
+    return output / "run_1"
+
+
+def assert_same_bits(folder: Path, reference: Path) -> None:
+    assert rows(folder) == rows(reference)
+    theirs = lightning_weights(reference)
+    for key, tensor in lightning_weights(folder).items():
+        assert tensor.equal(theirs[key])
+
+
+@pytest.mark.parametrize("reader", ["none", "threads"])
+def test_memory_and_s3_give_the_same_bits(monkeypatch, tmp_path, in_memory, reader, capsys):
+    """Losses, scores and weights, whoever reads the chunks."""
+    arguments = [*OCEAN, f"--data.dataset.dask={reader}", f"--trainer.output_dir={tmp_path}"]
+    assert call_lightning(monkeypatch, *arguments) == 0
+    assert_same_bits(tmp_path / "run_1", in_memory)
+    printed = capsys.readouterr().out
+    assert "requests, 0 retries, " in printed
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_bits(monkeypatch, tmp_path, in_memory):
+    arguments = [*OCEAN, "--data.num_workers=2", f"--trainer.output_dir={tmp_path}"]
+    assert call_lightning(monkeypatch, *arguments) == 0
+    assert_same_bits(tmp_path / "run_1", in_memory)
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_curve_of_memory(tmp_path, in_memory):
+    """Both start together: one starts the server and builds the store, the other one joins."""
+    on_two_ranks([("lightning", "", [*OCEAN, *TWO, f"--trainer.output_dir={tmp_path}"])])
+    ours, theirs = curve(tmp_path / "run_1"), curve(in_memory)
+    assert len(ours) == len(theirs)
+    assert (abs(ours - theirs) / theirs).max() < 1e-5
+
+
+def test_raw_pytorch_streams_too(monkeypatch, tmp_path, in_memory):
+    """Chapter 0's script with the same configuration."""
+    assert call(monkeypatch, *OCEAN, f"--trainer.output_dir={tmp_path}") == 0
+    theirs = lightning_weights(in_memory)
+    assert all(w.equal(theirs[key]) for key, w in weights(tmp_path / "run_1").items())
+
+
+@pytest.mark.slow
+def test_command_line_streams(monkeypatch, tmp_path, in_memory, capsys):
+    """LightningCLI with its own configuration file, and a resumed run."""
+    settings = [word for word in OCEAN if "picture_every" not in word and "wandb" not in word]
+    output = f"--trainer.logger.init_args.output_dir={tmp_path}"
+    assert call_cli(monkeypatch, "fit", *settings, output, "--trainer.max_steps=50") == 0
+    last = tmp_path / "run_1" / "checkpoints" / "last.ckpt"
+    arguments = [*settings, output, f"--ckpt_path={last}", "--trainer.max_steps=-1"]
+    assert call_cli(monkeypatch, "fit", *arguments) == 0
+    assert_same_bits(tmp_path / "run_1", in_memory)
+    assert "requests, 0 retries, " in capsys.readouterr().out
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The server and its supervisor: what has the folder on its command line."""
+    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    return [line for line in found.stdout.splitlines() if str(folder) in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_behind(tmp_path, number):
+    """A run of its own, with a server of its own and workers, ended in the middle."""
+    settings = [*OCEAN, "--trainer.max_epochs=200", "--data.num_workers=1"]
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *settings, f"--trainer.output_dir={tmp_path}"],
+        env=os.environ | {"EMBEDDED_S3_FOLDER": str(tmp_path / "s3")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_step(process, tmp_path / "run_1", 3)
+    assert len(processes_of(tmp_path / "s3")) == 2
+    os.killpg(process.pid, number)  # Ctrl-C and SLURM send it to all of the group
+    printed, _ = process.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number, printed
+        assert "continue with" in printed
+        assert processes_of(tmp_path / "s3") == []
+    else:  # nobody can wait for the server then: it takes its two seconds
+        for _ in range(600):
+            if not processes_of(tmp_path / "s3"):
+                break
+            subprocess.run([sys.executable, "-c", ""], check=True)
+        assert processes_of(tmp_path / "s3") == []
+
+
+@pytest.mark.slow
+def test_no_secret_is_told(tmp_path):
+    """Planted ones in the environment, and the server's own: in no output and no file."""
+    planted = {"AWS_SECRET_ACCESS_KEY": "planted-secret-1", "WANDB_API_KEY": "planted-secret-2" * 3}
+    settings = [*OCEAN, "--trainer.max_epochs=1", "--trainer.wandb=offline"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *settings, f"--trainer.output_dir={tmp_path}"],
+        env=os.environ | planted,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    server = connect()
+    secrets = [*planted.values(), server["AWS_SECRET_ACCESS_KEY"], server["AWS_ACCESS_KEY_ID"]]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("wandb" in str(path) for path in files)
+    assert {"last.ckpt", "config.yaml", "metrics.csv"} <= {path.name for path in files}
+    for secret in map(str.encode, secrets):
+        assert secret not in done.stdout + done.stderr
+        for path in [*files, FOLDER / "server.log"]:
+            assert secret not in path.read_bytes(), path
+
+
+def test_default_configuration_streams_from_s3():
+    """Both programs, with the same section."""
+    import yaml
+
+    sections = [
+        yaml.safe_load((CHAPTER / "config" / name).read_text())["data"]
+        for name in ("config.yaml", "cli_config.yaml")
+    ]
+    assert sections[0] == sections[1]
+    assert sections[0]["dataset"]["init_args"]["url"] == "s3://embedded/ocean.zarr"
+    assert json.dumps(sections[0]).count("fork") == json.dumps(sections[0]).count("forkserver")
