@@ -29,8 +29,8 @@ from src.data.cifar10 import CIFAR10Dataset
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.lightning_sampler import EvaluationSlice
 from src.data.pytorch_dataset import DummyDataset, FieldDataset
-from src.lightning_callbacks import WritePredictions
 from src.lightning_logger import RunLogger
+from src.lightning_predictions import WritePredictions
 from src.lightning_ranks import sum_over_ranks
 from src.lightning_settings import quiet
 from src.model.lightning_module import AutoencoderModule

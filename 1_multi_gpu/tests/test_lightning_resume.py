@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from src.lightning_logger import RunLogger
 
 from tests.lightning_runs import (
     SCRIPT,
@@ -17,6 +18,7 @@ from tests.lightning_runs import (
     step_of,
     train_lightning,
 )
+from tests.runs import rows
 
 
 @pytest.fixture
@@ -84,6 +86,25 @@ def test_from_a_checkpoint_inside_an_epoch(monkeypatch, tmp_path, reference):
         train_lightning(monkeypatch, tmp_path, every)
     monkeypatch.undo()
     assert step_of(folder) == 6
+    assert call_lightning(monkeypatch, f"--resume={folder}") == 0
+    assert_same_lightning_run(reference, folder)
+
+
+def test_killed_between_a_checkpoint_and_its_row(monkeypatch, tmp_path, reference):
+    """Lightning writes the row of a step after its checkpoint."""
+    folder, every = tmp_path / "run_1", "--trainer.checkpoint_every_n_steps=3"
+    log = RunLogger.log_metrics
+
+    def dying_log(self, metrics, step=None):
+        if step == 5:  # counted from 0
+            raise KeyboardInterrupt
+        log(self, metrics, step)
+
+    monkeypatch.setattr(RunLogger, "log_metrics", dying_log)
+    with pytest.raises(SystemExit):
+        train_lightning(monkeypatch, tmp_path, every)
+    monkeypatch.undo()
+    assert (step_of(folder), rows(folder)[-1]["step"]) == (6, "5")
     assert call_lightning(monkeypatch, f"--resume={folder}") == 0
     assert_same_lightning_run(reference, folder)
 

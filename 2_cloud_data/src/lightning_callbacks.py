@@ -4,15 +4,12 @@ import atexit
 import os
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
-import xarray as xr
-from lightning.pytorch.callbacks import BasePredictionWriter, Callback
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -52,12 +49,27 @@ class Report(Callback):
     def __init__(self, picture_every_n_epochs: int = 1, resolved: str = "") -> None:
         self.every, self.resolved = picture_every_n_epochs, resolved
         self.run_id = ""  # of wandb
+        self.row: dict[str, float] = {}  # of metrics.csv, at the step of the checkpoint
 
     def state_dict(self) -> dict[str, Any]:
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.run_id = state_dict["run_id"]
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the step's row as well: Lightning writes it after the checkpoint."""
+        names = ("train_loss", "lr", "samples_per_second")
+        metrics = trainer.callback_metrics
+        row = {name: float(metrics[name]) for name in names if name in metrics}
+        checkpoint["row"] = row | {"epoch": trainer.current_epoch}
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.row = checkpoint.get("row", {})
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.begin(trainer, pl_module)
@@ -76,6 +88,8 @@ class Report(Callback):
         logger.open(data.val_set.variables, config, trainer.global_step, self.run_id)
         if logger.tracker is not None:
             self.run_id = logger.tracker.run.id
+        if self.row and trainer.global_step % trainer.log_every_n_steps == 0:
+            logger.add_missing(trainer.global_step, self.row)
         if logger.is_new:
             folder = Path(logger.save_dir)
             if self.resolved:
@@ -219,36 +233,3 @@ class StopAndSave(Callback):
     def restore(self) -> None:
         if hasattr(self.interrupt, "previous"):
             self.interrupt.__exit__()
-
-
-class WritePredictions(BasePredictionWriter):
-    """Writes what ``predict`` gives to NetCDF files in the run's folder, one for each rank."""
-
-    def __init__(self) -> None:
-        super().__init__(write_interval="epoch")
-
-    def write_on_epoch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
-    ) -> None:
-        """Write (sample, time, lat, lon) of each variable, and which values the model predicted."""
-        dataset, folder = module_of(pl_module).data.val_set, Path(trainer.log_dir or ".")
-        index, restored, hidden = (
-            torch.cat(parts).numpy() for parts in zip(*predictions, strict=True)
-        )
-        axes = ("sample", "step", "y", "x")
-        content: dict[str, tuple] = {"hidden": (axes, hidden[:, 0])}
-        for number, name in enumerate(dataset.variables):
-            content[name] = (axes, restored[:, number], {"units": dataset.units[number]})
-        places = [dataset.coordinates(int(sample)) for sample in index]
-        if places and all(place is not None for place in places):  # a rank may have no sample
-            content |= {
-                name: (("sample", axis), np.stack([getattr(place, name) for place in places]))
-                for name, axis in (("time", "step"), ("lat", "y"), ("lon", "x"))
-            }
-        path = folder / f"predictions-{trainer.global_rank}.nc"
-        xr.Dataset(content, coords={"sample": index}).to_netcdf(path)
-        print(f"wrote {os.path.relpath(path)}: {len(index)} samples")

@@ -66,6 +66,15 @@ class RunLogger(Logger):
             if row:
                 self.tracker.log(step + 1, int(metrics.get("epoch", 0)), row)
 
+    @rank_zero_only
+    def add_missing(self, step: int, row: Mapping[str, float]) -> None:
+        """Write the row of a checkpoint's step, if a kill came between the two."""
+        if self.tracker is not None and not any(
+            int(found["step"]) == step and found["train_loss"]
+            for found in self.tracker.read_rows(step)
+        ):
+            self.log_metrics(row, step - 1)
+
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
         """``open`` gets them all at once."""
 
