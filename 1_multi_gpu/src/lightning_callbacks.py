@@ -88,7 +88,7 @@ class Report(Callback):
         logger.open(data.val_set.variables, config, trainer.global_step, self.run_id)
         if logger.tracker is not None:
             self.run_id = logger.tracker.run.id
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]  not declared, but public
+        every: int = vars(trainer)["log_every_n_steps"]  # public, but Trainer does not declare it
         if self.row and trainer.global_step % every == 0:
             logger.add_missing(trainer.global_step, self.row)
         if logger.is_new:
