@@ -4,8 +4,8 @@
   uv run python fork_hang.py --all    every combination
 
 Each row is a process with a DataLoader of two workers. It shows what that process had done with the
-store when its workers started, and what came of it. No batch within 10 seconds of the start of a
-worker counts as a hang. A busy machine needs more: --timeout.
+store when its workers started, and what came of it. No batch for 10 seconds after both workers have
+started counts as a hang; a busy machine needs more: --timeout.
 
 Why. A library that reads many chunks at once has threads for that: fsspec and zarr run an event
 loop on one, dask has a pool. A caller leaves its request in memory and waits for such a thread. Now
@@ -17,10 +17,10 @@ Why only sometimes. A process that has not read yet has no such threads: its wor
 own, and all is well until somebody adds a look at ``dataset[0]`` ("has read"). dask's pool even
 recovers when a worker needs more chunks at once than it remembers idle threads: then it starts a
 real one. A lock is a matter of the moment: in "is reading" another thread is just importing s3fs
-and holds the lock of that import; workers hang, or find half a module. And libraries differ: s3fs
-notices that it is in another process, and refuses (fsspec/filesystem_spec, issues 755 and 835),
-zarr starts a new event loop, which cannot use the connections of the old one, and readers with
-threads in Rust hang (zarrs/zarrs-python, issue 171).
+and holds the lock of that import; a worker hangs, or finds half a module, or is lucky. Libraries
+differ, too: s3fs notices that it is in another process, and refuses (fsspec/filesystem_spec, issues
+755 and 835), zarr starts a new event loop, which cannot use the connections of the old one, and
+readers with threads in Rust hang (zarrs/zarrs-python, issue 171).
 
 The fix. With ``multiprocessing_context="spawn"`` each worker is a new Python; with "forkserver" a
 new Python that reads nothing forks them all. It needs ``if __name__ == "__main__"`` in the script,
@@ -45,7 +45,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -118,17 +117,13 @@ class LazyDataset(Dataset):
 
 def write_store() -> None:
     """Write EXPECTED. It has no zeros, because a chunk of zeros would not be written."""
-    zarr.open_group(STORE, mode="w").create_array(
-        "field",
-        data=EXPECTED.numpy(),
-        chunks=(1, WIDTH),
-        compressors=None,
-        dimension_names=("time", "x"),
-    )
+    names = ("time", "x")
+    layout: dict[str, Any] = {"chunks": (1, WIDTH), "compressors": None, "dimension_names": names}
+    zarr.open_group(STORE, mode="w").create_array("field", data=EXPECTED.numpy(), **layout)
 
 
 def play(reader: str, parent: str, method: str, script: str) -> None:
-    """The process of one case: each worker prints that it starts, the process its last cells."""
+    """The process of one case: each worker tells its number, this process its row's last cells."""
     if os.getppid() != int(script):  # interrupted while it started this process
         return
     try:
@@ -139,22 +134,26 @@ def play(reader: str, parent: str, method: str, script: str) -> None:
             threading.Thread(target=dataset.__getitem__, args=(0,), daemon=True).start()
         seconds, samples = load(dataset, method)
         outcome = "ok" if samples.equal(EXPECTED) else "wrong values"
-        print(f"{seconds:.1f} s\t{outcome}", flush=True)
+        tell(f"{seconds:.1f} s\t{outcome}")
     except Exception as error:
-        print(f"-\tfails: {one_line(error)}", flush=True)
+        tell(f"-\tfails: {one_line(error)}")
 
 
 def load(dataset: Dataset, method: str) -> tuple[float, torch.Tensor]:
     """Seconds until the first batch, and all samples as one tensor."""
     # What the server of "forkserver" imports, once for all workers.
     multiprocessing.set_forkserver_preload([*LIBRARIES, "dask.array"])
-    tell = partial(print, "worker", flush=True)
     loader = DataLoader(dataset, num_workers=2, multiprocessing_context=method, worker_init_fn=tell)
     start = time.perf_counter()
     batches = iter(loader)
     first = next(batches)
     seconds = time.perf_counter() - start
     return seconds, torch.cat([first, *batches])
+
+
+def tell(line: object) -> None:
+    """Print in a single write, because several processes share this output."""
+    os.write(1, f"{line}\n".encode())
 
 
 def one_line(error: Exception) -> str:
@@ -169,16 +168,17 @@ def run(case: Case, timeout: float, folder: str) -> tuple[str, str]:
     Returns the time to the first batch, and what came of it. Temporary files go to ``folder``.
     """
     process = subprocess.Popen(
-        [sys.executable, __file__, "--case", *case, str(os.getpid())],
+        # Python removes the semaphores that a killed worker leaves, and would warn of them.
+        [sys.executable, "-W", "ignore", __file__, "--case", *case, str(os.getpid())],
         stdout=subprocess.PIPE,
         bufsize=0,  # a buffer would hide lines from select
         start_new_session=True,  # a process group, with the workers in it
         env=os.environ | {"TMPDIR": folder},  # a worker that is killed does not tidy up
     )
     try:
-        line = next_line(process, START_TIMEOUT)
-        while line and line.startswith("worker"):  # one has started: now the limit counts
-            line = next_line(process, timeout)
+        for limit in (START_TIMEOUT, START_TIMEOUT, timeout):  # two workers start, then they read
+            if (line := next_line(process, limit)) not in ("0", "1"):
+                break
         if line is None:
             return "-", "hangs"
         seconds, _, outcome = line.partition("\t")

@@ -7,14 +7,16 @@ saves; ``dask_modes.py`` measures it.
 import atexit
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask
-from distributed import Client, LocalCluster
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 DaskMode = Literal["none", "single-threaded", "threads", "cluster"]
 
-_clients: dict[int, Client] = {}  # of this process; a forked child must not use its parent's
+_clients: "dict[int, Client]" = {}  # of this process; a forked child must not use its parent's
 
 
 def start_cluster(threads: int) -> str:
@@ -25,6 +27,8 @@ def start_cluster(threads: int) -> str:
     if address := os.environ.get("DASK_SCHEDULER_ADDRESS"):
         return address
     if os.getpid() not in _clients:
+        from distributed import Client, LocalCluster  # here: most trainings do without it
+
         cluster = LocalCluster(
             n_workers=1, threads_per_worker=threads, host="127.0.0.1", dashboard_address=":0"
         )
@@ -42,6 +46,8 @@ def compute_with(mode: DaskMode, threads: int, address: str) -> Callable[..., tu
     if mode == "threads":
         settings = {"scheduler": "threads", "num_workers": threads}
     elif mode == "cluster":
+        from distributed import Client
+
         if os.getpid() not in _clients:  # a DataLoader's worker; it uses the main process's cluster
             client = _clients[os.getpid()] = Client(address)
             atexit.register(client.close)

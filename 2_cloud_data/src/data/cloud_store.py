@@ -174,9 +174,10 @@ def open_store(
 def file_system(url: str, protocol: str, anonymous: bool) -> tuple[AsyncFileSystem, str]:
     """The fsspec file system of a URL, and the path in it."""
     load_dotenv()  # .env in this folder or above; what is set already stays
-    options: dict[str, Any] = {}
+    # fsspec would not notice that the variables of the environment have changed.
+    options: dict[str, Any] = {"skip_instance_cache": True}
     if protocol in ("s3", "s3a"):
-        options = {
+        options |= {
             "anon": anonymous,
             # Else s3fs asks for the size of an object first, to read a large one in parts: two
             # requests for each chunk (https://github.com/fsspec/s3fs/issues/1027).
@@ -195,10 +196,11 @@ def file_system(url: str, protocol: str, anonymous: bool) -> tuple[AsyncFileSyst
                 "key": own["AWS_ACCESS_KEY_ID"],
                 "secret": own["AWS_SECRET_ACCESS_KEY"],
                 "endpoint_url": own["AWS_ENDPOINT_URL"],
+                "skip_instance_cache": False,  # another store there takes the same connections
             }
     elif protocol in ("gs", "gcs"):
-        options = {"token": "anon"} if anonymous else {}
-    fs, path = fsspec.core.url_to_fs(url, asynchronous=True, skip_instance_cache=True, **options)
+        options |= {"token": "anon"} if anonymous else {}
+    fs, path = fsspec.core.url_to_fs(url, asynchronous=True, **options)
     fs.retries = 1
     if hasattr(fs, "set_session"):  # it takes a second, which is no fault of the first request
         sync(fs.set_session())
