@@ -59,12 +59,35 @@ def problems(lock: str, requirements: str) -> list[str]:
             if ADDRESS.search(line)
         ]
     packages = tomllib.loads(lock)["package"]
+    everyday = installed(packages)
     # All but this project itself, which comes from no index.
     packages = [package for package in packages if "registry" in package["source"]]
-    locked = {f"{package['name']}=={package['version']}" for package in packages}
+    locked = {f"{package['name']}=={package['version']}": package["name"] for package in packages}
     exported = set(re.findall(r"^[a-z0-9][^ ]*==[^ ;\n]*", requirements, flags=re.MULTILINE))
-    found += [f"requirements.txt: {line} is not in uv.lock" for line in sorted(exported - locked)]
-    return found + [f"requirements.txt: lacks {line}" for line in sorted(locked - exported)]
+    unknown = sorted(exported - locked.keys())
+    found += [f"requirements.txt: {line} is not in uv.lock" for line in unknown]
+    lacking = sorted(line for line, name in locked.items() if name in everyday)
+    return found + [f"requirements.txt: lacks {line}" for line in lacking if line not in exported]
+
+
+def installed(packages: list[dict]) -> set[str]:
+    """Names of what ``uv sync`` installs: the optional groups of pyproject.toml are left out."""
+    by_name: dict[str, list[dict]] = {}
+    for package in packages:
+        by_name.setdefault(package["name"], []).append(package)
+    (project,) = (package for package in packages if "registry" not in package["source"])
+    groups = project.get("dev-dependencies", {})
+    todo = [*project.get("dependencies", []), *groups.get("dev", [])]
+    found: set[tuple[str, str]] = set()
+    while todo:
+        wanted = todo.pop()
+        for extra in ("", *wanted.get("extra", [])):
+            if (wanted["name"], extra) not in found:
+                found.add((wanted["name"], extra))
+                for package in by_name[wanted["name"]]:
+                    more = package.get("optional-dependencies", {}) if extra else package
+                    todo += more.get(extra or "dependencies", [])
+    return {name for name, _ in found}
 
 
 def committed(name: str) -> str:
