@@ -161,12 +161,6 @@ def build(
     overwrite: bool,
 ) -> None:
     """Say how much it will be, then write it."""
-    start, end = train_months
-    if not 0 <= start < end <= fields.sizes["time"]:
-        raise UserError(
-            f"train_months: {[start, end]} is not a period within the {fields.sizes['time']} "
-            "months of the data"
-        )
     number, size = objects_of(fields, chunk, shard)
     monthly, once = size / 1e9 * DOLLARS_PER_GB_MONTH, number / 1000 * DOLLARS_PER_1000_PUTS
     print(f"{', '.join(map(str, fields.data_vars))}: {dict(fields.sizes)}")

@@ -1,6 +1,7 @@
 """Building stores: interrupted anywhere, with any number of threads, the same bytes."""
 
 import hashlib
+import json
 import shutil
 import signal
 import subprocess
@@ -211,10 +212,45 @@ def test_moments_keep_their_digits():
 def test_statistics_of_the_real_ocean(tmp_path):
     """The same 32-bit numbers as chapter 0's."""
     store = build_store(str(tmp_path / "ocean"), ocean_fields(), (0, 30), (7, 18, 50))
-    found = xr.open_zarr(store, group="statistics", consolidated=False)
+    found = xr.open_zarr(store, group="statistics/0-30", consolidated=False)
     theirs = OceanDataset("train")
     assert found["mean"].values.astype(np.float32) == theirs.mean
     assert found["std"].values.astype(np.float32) == theirs.std
+
+
+def test_statistics_of_several_training_periods(tmp_path):
+    """A whole store gets those that it lacks; the others stay, and training finds its own."""
+    place, lone = str(tmp_path / "store"), str(tmp_path / "lone")
+    small_store(place)
+    first = dataset(place).mean
+    with pytest.raises(CloudError, match=r"no statistics of the months \[0,8\]"):
+        dataset(place, train_months=(0, 8))
+    small_store(place, train_months=(0, 8))
+    small_store(lone, train_months=(0, 8))
+    both, alone = dataset(place, train_months=(0, 8)), dataset(lone, train_months=(0, 8))
+    np.testing.assert_array_equal(both.mean, alone.mean)
+    assert (both.mean != first).all()
+    np.testing.assert_array_equal(dataset(place).mean, first)
+
+
+def test_a_kill_while_statistics_are_written(tmp_path, monkeypatch):
+    """What they were made of is written last; before it they do not count."""
+    place = str(tmp_path / "store")
+    small_store(place)
+    group = tmp_path / "store" / "statistics" / "0-12" / "zarr.json"
+    content = json.loads(group.read_text())
+    group.write_text(json.dumps(content | {"attributes": {}}))
+    with pytest.raises(CloudError, match="there are no statistics"):
+        dataset(place)
+    small_store(place)
+    assert len(dataset(place))
+
+
+@pytest.mark.parametrize("months", [(5, 5), (-1, 6), (0, 25)])
+def test_training_periods_outside_the_data(tmp_path, months):
+    with pytest.raises(CloudError, match="is not a period within the 24 months of the data"):
+        small_store(str(tmp_path / "store"), train_months=months)
+    assert not (tmp_path / "store").exists()
 
 
 def test_statistics_of_another_store_or_none_are_refused(tmp_path):
@@ -224,7 +260,7 @@ def test_statistics_of_another_store_or_none_are_refused(tmp_path):
     with pytest.raises(CloudError, match="the statistics are of other data, not of a in"):
         dataset(ours, statistics_url=other)
     small_fields().to_zarr(tmp_path / "bare", zarr_format=3, consolidated=False)
-    with pytest.raises(CloudError, match="there are no statistics; make them with"):
+    with pytest.raises(CloudError, match=r"no statistics of the months \[0,12\]; make them with"):
         dataset(str(tmp_path / "bare"))
 
 

@@ -117,7 +117,10 @@ REFUSED = {
     "window": ({"window": (3, 11, 6)}, r"window: \[3, 11, 6\] .* allowed: up to \[12, 10, 20\]"),
     "zero": ({"window": (0, 4, 6)}, r"window \[0, 4, 6\] and stride .* at least 1"),
     "gap": ({"val_months": (13, 24)}, "1 months away from train_months"),
-    "other months": ({"train_months": (0, 11)}, r"of months \[0, 12\], .* is \[0, 11\]; make them"),
+    "other months": (
+        {"train_months": (0, 11)},
+        r"statistics of the months \[0,11\]; make .* --url .*small.zarr --train_months \[0,11\]$",
+    ),
 }
 
 

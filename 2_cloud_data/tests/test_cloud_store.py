@@ -166,7 +166,7 @@ def test_missing_chunk_in_a_worker_is_the_same_line(server, url, tmp_path, make,
 
 
 @pytest.mark.parametrize(
-    ("name", "array"), [("time/c/0", "time"), ("statistics/mean/c/0", "statistics/mean")]
+    ("name", "array"), [("time/c/0", "time"), ("statistics/0-12/mean/c/0", "statistics/0-12/mean")]
 )
 def test_missing_coordinates_and_statistics(tmp_path, name, array):
     place = v3(tmp_path)

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from src.config import CHAPTER
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import make_loaders
-from src.data.pytorch_dataset import OceanDataset
+from src.data.usecase_cloud_dataset import CloudDataset
 from src.lightning_checkpoint import AtomicCheckpointIO
 from src.lightning_cli import AutoencoderCLI
 from src.model.lightning_module import AutoencoderModule
@@ -120,7 +120,7 @@ class TestEveryKeyArrives(unittest.TestCase):
 
     def check_data(self, data: FieldDataModule) -> None:
         data.setup("fit")
-        self.assertIsInstance(data.train_set, OceanDataset)
+        self.assertIsInstance(data.train_set, CloudDataset)
         self.assertEqual(data.train_set.sample_shape, (1, 6, 8, 8))
         self.assertEqual(sorted({t for t, _, _ in data.train_set.starts}), list(range(1, 15, 2)))
         self.assertEqual(sorted({x for _, _, x in data.train_set.starts})[:3], [0, 5, 10])

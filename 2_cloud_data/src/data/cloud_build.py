@@ -19,7 +19,7 @@ from tqdm import tqdm
 from zarr.core.sync import sync
 
 from src.data.cloud_fields import COMPLETE
-from src.data.cloud_statistics import compute_statistics, write_statistics
+from src.data.cloud_statistics import compute_statistics, has_statistics, write_statistics
 from src.data.cloud_store import CheckedStore, CloudError, open_store
 from src.data.netcdf import AXES, check_axes, open_fields
 from src.data.s3_server import FOLDER
@@ -40,6 +40,8 @@ def build_store(
 ) -> CheckedStore:
     """Write ``fields`` and their statistics to ``url``, or what an earlier try has left to do.
 
+    A store that is complete gets the statistics of another training period besides.
+
     Args:
         url: as ``open_store`` takes it.
         fields: over (time, lat, lon); dask arrays are computed region by region.
@@ -52,19 +54,27 @@ def build_store(
     """
     check_axes(fields)
     fields = fields.transpose(*AXES)
+    start, end = train_months
+    if not 0 <= start < end <= fields.sizes["time"]:
+        raise CloudError(
+            f"train_months: {[start, end]} is not a period within the {fields.sizes['time']} "
+            "months of the data"
+        )
     chunk = tuple(min(c, size) for c, size in zip(chunk, shape_of(fields), strict=True))
     whole = tuple(shard or chunk)
     if any(s % c for s, c in zip(whole, chunk, strict=True)):
         raise CloudError(f"shard: {list(whole)} is no multiple of the chunk {list(chunk)}")
     store = open_store(url, anonymous, writable=True)
     state = state_of(store, fields, overwrite)
-    if state == "complete":
-        return store
     if state == "new":
         write_template(store, fields, chunk, shard)
-    write_regions(store, fields, whole, threads)
+    if state != "complete":
+        write_regions(store, fields, whole, threads)
+    elif has_statistics(store, train_months):
+        return store
     written = xr.open_zarr(store, chunks=None, consolidated=False)
     written.attrs.pop(COMPLETE)
+    written = written[sorted(map(str, written.data_vars))]  # a folder lists its arrays in any order
     write_statistics(store, compute_statistics(written, train_months, whole, threads))
     zarr.open_group(store, mode="r+").attrs[COMPLETE] = True
     return store

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import dask
 import numpy as np
 import xarray as xr
+import zarr
 from dask.diagnostics.progress import ProgressBar
 
 from src.data.cloud_fields import fingerprint
 from src.data.cloud_store import CheckedStore, CloudError
 
-GROUP = "statistics"
 BLOCK_BYTES = 32 << 20  # of a block's float32 values for one chunk of months
 
 
@@ -162,20 +162,38 @@ def merge_blocks(
     )
 
 
+def group_of(train_months: Sequence[int]) -> str:
+    """Where the statistics of a training period are, so that several periods have a place."""
+    start, end = train_months
+    return f"statistics/{start}-{end}"
+
+
+def has_statistics(store: CheckedStore, train_months: Sequence[int]) -> bool:
+    """Whether there are finished statistics of this period."""
+    try:
+        group = zarr.open_group(store, path=group_of(train_months), mode="r")
+    except FileNotFoundError:
+        return False
+    return "variables" in group.attrs
+
+
 def write_statistics(store: CheckedStore, statistics: xr.Dataset) -> None:
-    """Keep them in the group ``statistics``, in the place of older ones."""
+    """Keep them beside those of other training periods, in the place of older ones of this."""
     # Chunks of the climatology: what a window needs of it, and not the whole globe.
     shape = statistics["climatology"].shape
     encoding = {"climatology": {"chunks": (1, *(min(size, 128) for size in shape[1:]))}}
-    statistics.to_zarr(
+    group = group_of(statistics.attrs["train_months"])
+    # What they were made of is written last: without it, they are not finished.
+    statistics.drop_attrs(deep=False).to_zarr(
         store,
-        group=GROUP,
+        group=group,
         mode="w",
         encoding=encoding,
         zarr_format=3,
         consolidated=False,
         write_empty_chunks=True,
     )
+    zarr.open_group(store, path=group, mode="r+").attrs.update(statistics.attrs)
 
 
 def read_statistics(
@@ -185,24 +203,19 @@ def read_statistics(
 
     Raises CloudError if they are missing or of something else.
     """
-    remedy = "make them with: build_store.py statistics --url"
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Object at .* is not recognized")
-            statistics = xr.open_zarr(store, group=GROUP, chunks=None, consolidated=False)
-    except (FileNotFoundError, KeyError, ValueError) as error:
-        raise CloudError(f"{store.url}: there are no statistics; {remedy} {store.url}") from error
-    made_of, names = statistics.attrs.get("variables", {}), [str(n) for n in fields.data_vars]
-    for name in names:
+    months = f"[{train_months[0]},{train_months[1]}]"
+    remedy = f"make them with: build_store.py statistics --url {store.url} --train_months {months}"
+    if not has_statistics(store, train_months):
+        raise CloudError(f"{store.url}: there are no statistics of the months {months}; {remedy}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Object at .* is not recognized")
+        group = group_of(train_months)
+        statistics = xr.open_zarr(store, group=group, chunks=None, consolidated=False)
+    made_of = statistics.attrs["variables"]
+    for name in map(str, fields.data_vars):
         if made_of.get(name) != fingerprint(fields, name):
             what = "other data" if name in made_of else "other variables"
             raise CloudError(
-                f"{store.url}: the statistics are of {what}, not of {name} in this store; "
-                f"{remedy} {store.url}"
+                f"{store.url}: the statistics are of {what}, not of {name} in this store; {remedy}"
             )
-    if statistics.attrs.get("train_months") != list(train_months):
-        raise CloudError(
-            f"{store.url}: the statistics are of months {statistics.attrs.get('train_months')}, "
-            f"data.dataset.train_months is {list(train_months)}; {remedy} {store.url}"
-        )
-    return statistics.isel(variable=[list(made_of).index(name) for name in names])
+    return statistics.isel(variable=[list(made_of).index(name) for name in fields.data_vars])
