@@ -27,7 +27,7 @@ from src.lightning_ranks import seed_of_rank, shared_fate
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 from src.report import report
-from src.reproducibility import set_seed, worker_init_fn
+from src.reproducibility import set_seed
 from src.tracking import Tracker, new_run_folder, wandb_mode
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -96,8 +96,9 @@ def train(config: Namespace, resolved: str, device: torch.device, loaders: Loade
     own = EvaluationSlice(len(loaders.val_set), rank, world_size)
     new_loader = partial(
         DataLoader,
-        num_workers=config.data.num_workers,
-        worker_init_fn=worker_init_fn,
+        num_workers=loaders.train.num_workers,
+        multiprocessing_context=loaders.train.multiprocessing_context,
+        worker_init_fn=loaders.train.worker_init_fn,
         generator=torch.Generator().manual_seed(seed_of_rank(seed, rank)),
     )
     train_loader = new_loader(loaders.train_set, batch_sampler=batches)

@@ -1,11 +1,16 @@
 """Seeds: what PyTorch does by itself in DataLoader workers, what it does not, and what we add."""
 
+import contextlib
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from src.config import CHAPTER
 from src.data.loaders import make_loaders
 from src.data.pytorch_dataset import DummyDataset
 from src.data.sampler import EpochSampler, epoch_order
@@ -111,3 +116,40 @@ def test_batch_larger_than_the_dataset():
     """With drop_last this would be an epoch of no step, which trains nothing without a word."""
     with pytest.raises(UserError, match=r"data.batch_size: 11 .*allowed: 1 to 10"):
         make_loaders(lambda split: DummyDataset(split, (1, 2, 4, 4), 10), batch_size=11)
+
+
+WITH_WORKER = """
+import os, sys
+sys.path.insert(0, {chapter!r})
+from torch.utils.data import DataLoader
+from src.reproducibility import worker_init_fn
+
+if __name__ == "__main__":
+    settings = {{"num_workers": 1, "multiprocessing_context": sys.argv[1]}}
+    numbers = iter(DataLoader(range(1000), 1, worker_init_fn=worker_init_fn, **settings))
+    next(numbers)
+    print(numbers._workers[0].pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_end_when_the_training_is_killed(tmp_path, method):
+    """It has no time to end them then, and nobody else would."""
+    script = tmp_path / "with_worker.py"
+    script.write_text(WITH_WORKER.format(chapter=str(CHAPTER)))
+    command = [sys.executable, str(script), method]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as training:
+        worker = psutil.Process(int(training.stdout.readline()))
+        training.kill()
+    # A worker that nobody waits for may stay as a zombie: it runs no more.
+    for _ in range(600):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+                subprocess.run([sys.executable, "-c", ""], check=True)
+                continue
+        return
+    worker.kill()
+    pytest.fail("the worker is still there")

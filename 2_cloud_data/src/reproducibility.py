@@ -1,8 +1,11 @@
 """Seeds: what has to be set so that the same command gives the same bits."""
 
+import multiprocessing
 import os
 import random
 import signal
+import threading
+from multiprocessing.connection import wait
 
 import numpy as np
 import torch
@@ -44,3 +47,15 @@ def worker_init_fn(worker_id: int) -> None:
     # training then finishes its step and saves a checkpoint, for which it may need one more batch.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(10))
+    threading.Thread(target=end_with_the_training, daemon=True).start()
+
+
+def end_with_the_training() -> None:
+    """End this worker when the training process has gone, however it went.
+
+    PyTorch's workers look whether their parent is still the same. That of a forkserver's worker,
+    the default from Python 3.14 on, is the forkserver: they would outlive a killed training.
+    """
+    if training := multiprocessing.parent_process():
+        wait([training.sentinel])
+        os._exit(1)

@@ -19,8 +19,9 @@ import usecase_API_access as usecase
 from dotenv import dotenv_values
 from src.config import CHAPTER
 from src.data import cloud_build
+from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import open_fields_lazily
-from src.data.cloud_store import CloudError, open_store
+from src.data.cloud_store import open_store
 from src.errors import UserError
 
 from tests import copernicus_stand_in

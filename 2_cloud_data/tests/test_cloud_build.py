@@ -16,8 +16,8 @@ import zarr
 from src.config import CHAPTER
 from src.data import cloud_build
 from src.data.cloud_build import build_store, objects_of, ocean_fields
+from src.data.cloud_errors import CloudError
 from src.data.cloud_statistics import Moments, compute_statistics, moments_of
-from src.data.cloud_store import CloudError
 from src.data.cube import VARIABLES, Cube
 from src.data.pytorch_dataset import OceanDataset
 from src.errors import UserError

@@ -120,13 +120,12 @@ def test_interrupt_ends_the_case(marked, monkeypatch, number, error):
 def test_end_takes_a_group_that_refuses(marked, monkeypatch):
     """A child that ignores the first signal, of a process that does not wait for it."""
     monkeypatch.setattr(fork_hang, "STOP_TIMEOUT", 0.2)
-    child = "trap '' TERM; while :; do sleep 0.1; done"
+    child = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
     process = subprocess.Popen(
-        ["bash", "-c", f"({child}) & echo ready"], stdout=subprocess.PIPE, start_new_session=True
+        ["bash", "-c", f"({child}) &"], stdout=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout
     process.stdout.readline()
-    time.sleep(0.2)  # the trap
     assert processes(marked)
     fork_hang.end(process)
     assert not processes(marked)

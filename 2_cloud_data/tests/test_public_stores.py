@@ -11,9 +11,11 @@ import xarray as xr
 import yaml
 from src.config import CHAPTER
 from src.data import cloud_store
+from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import chunks_of, open_fields_lazily
-from src.data.cloud_store import open_store
+from src.data.cloud_store import CheckedStore, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
+from zarr.storage import LocalStore
 
 
 def mur(place: str) -> xr.Dataset:
@@ -131,3 +133,29 @@ def test_anonymous_access_asks_for_no_credentials(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     fs, path = cloud_store.file_system("s3://mur-sst/zarr-v1", "s3", anonymous=True)
     assert (fs.anon, path) == (True, "mur-sst/zarr-v1")
+
+
+class Denying(LocalStore):
+    """As S3 answers who may not list a bucket: what does not exist is denied, too."""
+
+    async def get(self, key, prototype=None, byte_range=None):
+        value = await super().get(key, prototype, byte_range)
+        if value is None:
+            raise PermissionError(key)
+        return value
+
+
+def test_what_does_not_exist_is_denied_to_anonymous_readers(tmp_path):
+    fields = mur(str(tmp_path / "mur"))
+    store = CheckedStore(Denying(tmp_path / "mur"), "mur", anonymous=True)
+    found = open_fields_lazily(store)
+    assert {"analysed_sst", "sea_ice_fraction"} <= set(found)
+    np.testing.assert_allclose(found["analysed_sst"], fields["analysed_sst"], atol=1e-3)
+    (tmp_path / "mur" / "analysed_sst" / "0.0.0").unlink()
+    found = open_fields_lazily(store)
+    with pytest.raises(CloudError, match=r"access denied.*reading analysed_sst/0\.0\.0"):
+        found["analysed_sst"][:1].load()
+    with pytest.raises(CloudError, match="access denied"):
+        open_fields_lazily(CheckedStore(Denying(tmp_path / "mur"), "mur"))
+    with pytest.raises(CloudError, match="no Zarr store here, or none for readers without cred"):
+        open_fields_lazily(CheckedStore(Denying(tmp_path / "nothing"), "mur", anonymous=True))

@@ -18,9 +18,10 @@ from filelock import FileLock
 from tqdm import tqdm
 from zarr.core.sync import sync
 
+from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import COMPLETE
 from src.data.cloud_statistics import compute_statistics, has_statistics, write_statistics
-from src.data.cloud_store import CheckedStore, CloudError, open_store
+from src.data.cloud_store import CheckedStore, open_store
 from src.data.netcdf import AXES, check_axes, open_fields
 from src.data.s3_server import FOLDER
 

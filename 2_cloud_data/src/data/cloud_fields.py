@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from src.data.cloud_store import OPENING, CheckedStore, CloudError, explain
+from src.data.cloud_errors import CloudError, explain
+from src.data.cloud_store import OPENING, CheckedStore
 from src.data.netcdf import AXES, OTHER_NAMES
 
 COMPLETE = "complete"  # attribute of a store that build_store.py makes: whether it is finished
@@ -41,6 +42,8 @@ def why_not_there(store: CheckedStore) -> str:
     bucket = store.url.partition("://")[2].partition("/")[0]
     if store.url.startswith("s3://") and not store.bucket_exists():
         return f"there is no bucket {bucket}"
+    if store.anonymous:
+        return "there is no Zarr store here, or none for readers without credentials"
     return "there is no Zarr store here; build_store.py makes one"
 
 

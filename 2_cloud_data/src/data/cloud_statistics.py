@@ -14,8 +14,9 @@ import xarray as xr
 import zarr
 from dask.diagnostics.progress import ProgressBar
 
+from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import fingerprint
-from src.data.cloud_store import CheckedStore, CloudError
+from src.data.cloud_store import CheckedStore
 
 BLOCK_BYTES = 32 << 20  # of a block's float32 values for one chunk of months
 

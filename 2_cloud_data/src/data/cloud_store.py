@@ -11,15 +11,12 @@ a careless delete has lost reads as land. ``CheckedStore`` raises instead.
 
 import asyncio
 import atexit
-import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
-from aiohttp import ClientError as HTTPError
-from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
 from dotenv import load_dotenv
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
@@ -30,26 +27,14 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
+from src.data.cloud_errors import CloudError, explain, may_pass
 from src.data.s3_server import BUCKET, ServerError, connect
-from src.errors import UserError
 
 OPENING = 7.0  # seconds to try to open a store; a wrong address should not take longer to find out
 REQUEST = 10.0  # seconds that one request may take
 METADATA = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"}
-FOR_GOOD = {errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.EISDIR}
 COUNTERS = ("requests", "retries", "bytes")
 Result = TypeVar("Result")
-
-
-class CloudError(UserError):
-    """What went wrong between here and the store, in one line.
-
-    A DataLoader builds a worker's error anew, from a text that ends with the original one.
-    """
-
-    def __init__(self, message: str) -> None:
-        _, found, original = message.rpartition(f"{type(self).__name__}: ")
-        super().__init__(original.strip() if found else message)
 
 
 class CheckedStore(WrapperStore[Store]):
@@ -61,6 +46,7 @@ class CheckedStore(WrapperStore[Store]):
         patience: seconds to go on trying when a request fails.
         counts: (3,) integers that count requests, retries and bytes.
         writable: chunks may be missing: they are about to be written.
+        anonymous: may not list the bucket; S3 then denies access to what does not exist.
     """
 
     def __init__(
@@ -70,21 +56,34 @@ class CheckedStore(WrapperStore[Store]):
         patience: float = 60.0,
         counts: np.ndarray | None = None,
         writable: bool = False,
+        anonymous: bool = False,
     ) -> None:
         super().__init__(store)
         self.url, self.patience, self.writable = url, patience, writable
+        self.anonymous = anonymous
         self.counts = np.zeros(len(COUNTERS), np.int64) if counts is None else counts
 
     def _with_store(self, store: Store) -> "CheckedStore":
-        return CheckedStore(store, self.url, self.patience, self.counts, self.writable)
+        return CheckedStore(
+            store, self.url, self.patience, self.counts, self.writable, self.anonymous
+        )
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        value = await self.insist(key, lambda: self._store.get(key, prototype, byte_range))
+        is_metadata = key.rpartition("/")[2] in METADATA
+        try:
+            value = await self.insist(key, lambda: self._store.get(key, prototype, byte_range))
+        except CloudError as error:
+            # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+            if not (
+                self.anonymous and is_metadata and isinstance(error.__cause__, PermissionError)
+            ):
+                raise
+            value = None
         if value is not None:
             self.counts[2] += len(value)
-        elif not self.writable and key.rpartition("/")[2] not in METADATA:
+        elif not self.writable and not is_metadata:
             array, _, chunk = split_key(key)
             raise CloudError(f"{self.url}: chunk {chunk} of the array {array} is missing")
         return value
@@ -168,7 +167,7 @@ def open_store(
             store = FsspecStore(fs, path=path, read_only=not writable)
     except (ImportError, ValueError, ServerError) as error:
         raise CloudError(f"{url}: {error}") from error
-    return CheckedStore(store, url, patience, counts, writable)
+    return CheckedStore(store, url, patience, counts, writable, anonymous)
 
 
 def file_system(url: str, protocol: str, anonymous: bool) -> tuple[AsyncFileSystem, str]:
@@ -213,30 +212,3 @@ def close(fs: AsyncFileSystem) -> None:
     if client := getattr(fs, "_s3", None):
         with suppress(Exception):
             sync(client.close())
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed in a moment: the server is busy, the network broken."""
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return False
-    if isinstance(error, OSError):
-        # Those of s3fs have a type, but not all of them a number.
-        return error.errno not in FOR_GOOD and not isinstance(
-            error, PermissionError | FileNotFoundError
-        )
-    return isinstance(error, BotoCoreError | HTTPError | TimeoutError)
-
-
-def explain(error: BaseException, limit: float = REQUEST) -> str:
-    """What a user can do about it, in a few words and without any credentials."""
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return (
-            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, see .env.example; "
-            "a public store needs anonymous: true"
-        )
-    if isinstance(error, PermissionError):
-        return "access denied: wrong credentials, or no right to read here"
-    if isinstance(error, TimeoutError):
-        return f"no answer within {limit:.0f} s"
-    text = str(error) or type(error).__name__
-    return " ".join(text.split())

@@ -1,12 +1,14 @@
 """How a DataLoader's workers are started and kept."""
 
-import multiprocessing
+import os
+import sys
+from multiprocessing import forkserver
 from typing import Any, Literal
 
 from src.errors import UserError
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
-PRELOAD = ["src.data.usecase_cloud_dataset"]  # imports what any worker will need, torch included
+PRELOAD = ["src.data.forkserver"]
 
 
 def worker_settings(
@@ -21,11 +23,27 @@ def worker_settings(
     if not num_workers:
         return {}
     if start_method == "forkserver":
-        # The server imports them once and forks the workers from there, before anybody has opened
-        # a store: they start in a moment instead of many seconds.
-        multiprocessing.set_forkserver_preload(PRELOAD)
+        start_forkserver()
     return {
         "persistent_workers": persistent_workers,
         "prefetch_factor": prefetch_factor,
         "multiprocessing_context": start_method,
     }
+
+
+def start_forkserver() -> None:
+    """Start the process that forks the workers; it imports what they need while others go on.
+
+    It imports that once, before anybody has opened a store: a worker starts in a moment then.
+    """
+    forkserver.set_forkserver_preload(PRELOAD)
+    # Before Python 3.12.8 and 3.13.1 it does not look for modules where this process does, and says
+    # nothing when it finds none: https://github.com/python/cpython/issues/117378
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before

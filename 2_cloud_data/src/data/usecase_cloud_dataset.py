@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 
 from src.data.cloud_build import provide_ocean
 from src.data.cloud_dask import DaskMode, compute_with, start_cluster
+from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import (
     broken_chunk,
     check_longitudes,
@@ -25,7 +26,7 @@ from src.data.cloud_fields import (
     step_numbers,
 )
 from src.data.cloud_statistics import read_statistics
-from src.data.cloud_store import COUNTERS, CloudError, open_store
+from src.data.cloud_store import COUNTERS, open_store
 from src.data.pytorch_dataset import Coordinates, FieldDataset, Split
 from src.data.statistics import check_months, normalise
 from src.errors import UserError
