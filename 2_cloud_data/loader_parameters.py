@@ -11,6 +11,7 @@ out per second. Rows come one after the other; chapter 3 measures with repetitio
 
 import sys
 import time
+import warnings
 from functools import partial
 from typing import Any
 
@@ -99,6 +100,8 @@ def measure(url: str = OCEAN, batches: int = 32, step: float = 0.02) -> None:
     """
     if batches < 1 or step < 0:
         raise UserError(f"batches: {batches}, step: {step}; allowed: from 1, from 0")
+    # Two of the settings are here because they make no sense on this machine.
+    warnings.filterwarnings("ignore", message=".*(worker processes in total|no accelerator)")
     found = {}
     for name, settings in tqdm(SETTINGS.items(), unit="setting", disable=None):
         found[name] = try_settings(url, batches, step, settings)

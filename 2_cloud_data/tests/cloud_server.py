@@ -1,6 +1,7 @@
 """Helpers of the tests that need a server like any other, and a bad way to it."""
 
 from collections.abc import Iterator
+from multiprocessing import forkserver
 
 import pytest
 import s3fs
@@ -12,6 +13,8 @@ from src.errors import UserError
 
 from tests.cloud_stores import small_store
 from tests.cloud_stores import url as url  # a fixture
+
+FEW = (12, 5, 10)  # chunks; each takes a request to write
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +30,12 @@ def server(tmp_path_factory) -> Iterator[dict[str, str]]:
         variables = connect(folder)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
+        # Workers have the environment of their forkserver: the one of earlier tests is of no use.
+        forkserver._forkserver._stop()
         files().mkdir("bucket")
-        small_store("s3://bucket/small.zarr")
+        small_store("s3://bucket/small.zarr", chunk=FEW)
         yield variables
+        forkserver._forkserver._stop()
     disconnect(folder)
 
 

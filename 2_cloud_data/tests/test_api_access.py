@@ -191,7 +191,7 @@ def test_other_stores_and_files_are_left_alone(service):
     service.paths.clear()
     with pytest.raises(UserError, match="there is another store here"):
         run("--end=2020-02")
-    with pytest.raises(UserError, match="neither empty nor a store"):
+    with pytest.raises(UserError, match="there is something else here"):
         run("--out=output")  # the cache is in it
     assert not service.paths
     assert (before, 3) == (content("sst.zarr"), len(content("output")))

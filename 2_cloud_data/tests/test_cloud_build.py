@@ -1,11 +1,11 @@
 """Building stores: interrupted anywhere, with any number of threads, the same bytes."""
 
 import hashlib
-import json
 import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import build_store as build_store_command
@@ -15,11 +15,9 @@ import xarray as xr
 import zarr
 from src.config import CHAPTER
 from src.data import cloud_build
-from src.data.cloud_build import build_store, objects_of, ocean_fields
+from src.data.cloud_build import build_store, objects_of
 from src.data.cloud_errors import CloudError
-from src.data.cloud_statistics import Moments, compute_statistics, moments_of
 from src.data.cube import VARIABLES, Cube
-from src.data.pytorch_dataset import OceanDataset
 from src.errors import UserError
 
 from tests.cloud_stores import dataset, small_fields, small_store
@@ -175,93 +173,11 @@ def test_fill_values_are_written(tmp_path):
     assert sum(path.is_file() for path in found) == number
 
 
-def test_statistics_are_those_in_memory(tmp_path):
-    """Out of core, in blocks of any size, against NumPy on the whole."""
-    store = small_store(str(tmp_path / "store"))
-    fields = xr.open_zarr(store, chunks=None, consolidated=False)[["a", "b"]]
-    train = small_fields().isel(time=slice(0, 12)).to_dataarray().values.astype(np.float64)
-    for chunk, threads in (((5, 4, 7), 1), ((1, 1, 1), 3), ((100, 100, 100), 2)):
-        found = compute_statistics(fields, (0, 12), chunk, threads)
-        np.testing.assert_allclose(found["mean"], np.nanmean(train, axis=(1, 2, 3)), rtol=1e-12)
-        np.testing.assert_allclose(found["std"], np.nanstd(train, axis=(1, 2, 3)), rtol=1e-12)
-        assert found["count"].values.tolist() == np.isfinite(train).sum(axis=(1, 2, 3)).tolist()
-
-
-def test_statistics_see_the_training_months_only(tmp_path):
-    fields = small_fields()
-    for name in fields.data_vars:
-        fields[name][12:] += 1000
-    for name, content in (("shifted", fields), ("plain", small_fields())):
-        small_store(str(tmp_path / name), content)
-    shifted, plain = (dataset(str(tmp_path / name)) for name in ("shifted", "plain"))
-    np.testing.assert_array_equal(shifted.mean, plain.mean)
-    np.testing.assert_array_equal(shifted.std, plain.std)
-
-
-def test_moments_keep_their_digits():
-    """A large mean and a small spread, in parts of any size, one of them empty."""
-    values = np.random.default_rng(0).normal(1e6, 1e-3, 10_000)
-    total = Moments()
-    for part in np.split(values, [1, 1, 17, 5000]):
-        total = total.merge(moments_of(part))
-    assert total.number == len(values)
-    assert total.mean == pytest.approx(values.mean(), rel=1e-15)
-    assert np.sqrt(total.squares / total.number) == pytest.approx(values.std(), rel=1e-6)
-
-
-def test_statistics_of_the_real_ocean(tmp_path):
-    """The same 32-bit numbers as chapter 0's."""
-    store = build_store(str(tmp_path / "ocean"), ocean_fields(), (0, 30), (7, 18, 50))
-    found = xr.open_zarr(store, group="statistics/0-30", consolidated=False)
-    theirs = OceanDataset("train")
-    assert found["mean"].values.astype(np.float32) == theirs.mean
-    assert found["std"].values.astype(np.float32) == theirs.std
-
-
-def test_statistics_of_several_training_periods(tmp_path):
-    """A whole store gets those that it lacks; the others stay, and training finds its own."""
-    place, lone = str(tmp_path / "store"), str(tmp_path / "lone")
-    small_store(place)
-    first = dataset(place).mean
-    with pytest.raises(CloudError, match=r"no statistics of the months \[0,8\]"):
-        dataset(place, train_months=(0, 8))
-    small_store(place, train_months=(0, 8))
-    small_store(lone, train_months=(0, 8))
-    both, alone = dataset(place, train_months=(0, 8)), dataset(lone, train_months=(0, 8))
-    np.testing.assert_array_equal(both.mean, alone.mean)
-    assert (both.mean != first).all()
-    np.testing.assert_array_equal(dataset(place).mean, first)
-
-
-def test_a_kill_while_statistics_are_written(tmp_path, monkeypatch):
-    """What they were made of is written last; before it they do not count."""
-    place = str(tmp_path / "store")
-    small_store(place)
-    group = tmp_path / "store" / "statistics" / "0-12" / "zarr.json"
-    content = json.loads(group.read_text())
-    group.write_text(json.dumps(content | {"attributes": {}}))
-    with pytest.raises(CloudError, match="there are no statistics"):
-        dataset(place)
-    small_store(place)
-    assert len(dataset(place))
-
-
 @pytest.mark.parametrize("months", [(5, 5), (-1, 6), (0, 25)])
 def test_training_periods_outside_the_data(tmp_path, months):
     with pytest.raises(CloudError, match="is not a period within the 24 months of the data"):
         small_store(str(tmp_path / "store"), train_months=months)
     assert not (tmp_path / "store").exists()
-
-
-def test_statistics_of_another_store_or_none_are_refused(tmp_path):
-    ours, other = str(tmp_path / "ours"), str(tmp_path / "other")
-    small_store(ours)
-    small_store(other, small_fields(seed=1))
-    with pytest.raises(CloudError, match="the statistics are of other data, not of a in"):
-        dataset(ours, statistics_url=other)
-    small_fields().to_zarr(tmp_path / "bare", zarr_format=3, consolidated=False)
-    with pytest.raises(CloudError, match=r"no statistics of the months \[0,12\]; make them with"):
-        dataset(str(tmp_path / "bare"))
 
 
 def run(monkeypatch, *arguments: str) -> None:
@@ -314,3 +230,16 @@ def test_wrong_arguments_are_one_line(monkeypatch, tmp_path, netcdf, case):
 def test_a_cube_without_months_is_refused(monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"months, height, width: \[0, 180, 360\]"):
         run(monkeypatch, "cube", f"--url={tmp_path / 'c'}", "--months=0")
+
+
+def test_memory_does_not_grow_with_the_cube(tmp_path):
+    """Five times as many months: what is allocated at the same time stays the same."""
+    peaks = []
+    for months in (36, 180):
+        cube = Cube(months, height=90, width=180, seed=0)
+        tracemalloc.start()
+        build_store(str(tmp_path / str(months)), cube.fields((12, 45, 90)), (0, 12), (12, 45, 90))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+    assert peaks[1] < 180 * 90 * 180 * 4  # a single variable of the four

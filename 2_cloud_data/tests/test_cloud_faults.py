@@ -80,12 +80,12 @@ WRONG = {
     "secret": (
         "s3://bucket/small.zarr",
         {"AWS_SECRET_ACCESS_KEY": "planted-secret"},
-        r"access denied: wrong credentials, or no right to read here \(reading zarr.json\)",
+        r"access denied: wrong credentials, or no right to read here \(reading .*\)",
     ),
     "key": (
         "s3://bucket/small.zarr",
         {"AWS_ACCESS_KEY_ID": "planted-secret"},
-        r"access denied: wrong credentials, or no right to read here \(reading zarr.json\)",
+        r"access denied: wrong credentials, or no right to read here \(reading .*\)",
     ),
     "no credentials": (
         "s3://bucket/small.zarr",
@@ -116,7 +116,7 @@ WRONG = {
     "no URL": (
         "s3://bucket/small.zarr",
         {"AWS_ENDPOINT_URL": "nowhere"},
-        "Invalid endpoint: nowhere .*",
+        "Invalid endpoint: nowhere",
     ),
     "protocol": ("s4://bucket/small.zarr", {}, "Protocol not known: s4"),
     "folder": ("/no/such/folder", {}, "there is no Zarr store here; build_store.py makes one"),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from tests.cloud_server import files, one_line
+from tests.cloud_server import FEW, files, one_line
 from tests.cloud_server import proxy as proxy  # fixtures
 from tests.cloud_server import server as server
 from tests.cloud_stores import dataset, small_fields, small_store
@@ -41,7 +41,7 @@ def sharded(folder: Path) -> str:
 
 def remote(folder: Path) -> str:
     name = f"s3://bucket/{folder.name}.zarr"
-    small_store(name)
+    small_store(name, chunk=FEW)
     return name
 
 
@@ -109,8 +109,7 @@ def test_missing_chunk_is_an_error(server, url, tmp_path, make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
-@pytest.mark.parametrize("make", [v3, remote])
+@pytest.mark.parametrize(("make", "context"), [(v3, "spawn"), (remote, "forkserver")])
 def test_missing_chunk_in_a_worker_is_the_same_line(server, url, tmp_path, make, context):
     place = make(tmp_path)
     remove(chunk_path(place))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -94,7 +95,6 @@ def test_command_line_streams(monkeypatch, tmp_path, in_memory, capsys):
 ENDINGS = {  # what is sent, and to all processes of the job or to the training alone
     "Ctrl-C": (signal.SIGINT, "all"),
     "SLURM's end": (signal.SIGTERM, "all"),
-    "docker stop": (signal.SIGTERM, "one"),
     "out of memory": (signal.SIGKILL, "one"),
 }
 
@@ -109,15 +109,15 @@ def running(processes: list[psutil.Process]) -> list[psutil.Process]:
     return left
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_nothing_stays_behind(tmp_path, ending):
-    """A run of its own, with a server of its own and workers, ended in the middle."""
-    number, to = ENDINGS[ending]
+def start_and_end(folder: Path, number: int, to: str) -> tuple[int, str, list[psutil.Process]]:
+    """A run of its own, with a server of its own and workers, ended in the middle.
+
+    Returns its exit code, what it has printed, and which of its processes were left.
+    """
     settings = [*OCEAN, "--trainer.max_epochs=200", "--data.num_workers=1"]
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *settings, f"--trainer.output_dir={tmp_path}"],
-        env=os.environ | {"EMBEDDED_S3_FOLDER": str(tmp_path / "s3")},
+        [sys.executable, str(SCRIPT), *settings, f"--trainer.output_dir={folder}"],
+        env=os.environ | {"EMBEDDED_S3_FOLDER": str(folder / "s3")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -125,24 +125,42 @@ def test_nothing_stays_behind(tmp_path, ending):
     )
     family: list[psutil.Process] = []
     try:
-        wait_for_step(process, tmp_path / "run_1", 3)
+        wait_for_step(process, folder / "run_1", 3)
         family = psutil.Process(process.pid).children(recursive=True)
         names = " ".join(word for member in family for word in member.cmdline())
         assert "weed" in names
         assert "forkserver" in names
         (os.killpg if to == "all" else os.kill)(process.pid, number)
         printed, _ = process.communicate(timeout=120)
-        if number != signal.SIGKILL:
-            assert process.returncode == 128 + number, printed
-            assert "continue with" in printed
         # Nobody can wait for the others after a kill: they notice it within seconds.
         _, left = psutil.wait_procs(running(family), timeout=60)
-        assert not running(left)
+        return process.returncode, printed, running(left)
     finally:
         process.kill()
         for member in running(family):
             member.kill()
-    assert not (tmp_path / "s3" / "server.env").exists()
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory) -> dict[str, tuple[Path, Future]]:
+    """All of them at the same time: most of it is waiting for imports."""
+    folders = {ending: tmp_path_factory.mktemp("ending") for ending in ENDINGS}
+    with ThreadPoolExecutor(len(ENDINGS)) as pool:
+        return {e: (f, pool.submit(start_and_end, f, *ENDINGS[e])) for e, f in folders.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_stays_behind(ends, ending):
+    folder, done = ends[ending]
+    code, printed, left = done.result()
+    assert not left
+    assert not (folder / "s3" / "server.env").exists()
+    if ENDINGS[ending][0] == signal.SIGKILL:
+        assert code == -signal.SIGKILL
+    else:
+        assert code == 128 + ENDINGS[ending][0], printed
+        assert "continue with" in printed
 
 
 @pytest.mark.slow

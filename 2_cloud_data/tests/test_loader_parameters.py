@@ -33,7 +33,7 @@ def test_draws_of_workers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["no workers", "not persistent"])
 def test_settings_on_the_ocean(name):
     first, second, wait, speed = try_settings("s3://embedded/ocean.zarr", 4, 0.01, SETTINGS[name])
     assert min(first, second, wait) >= 0

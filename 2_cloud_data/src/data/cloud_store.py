@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
+from botocore.exceptions import BotoCoreError
 from dotenv import load_dotenv
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
@@ -165,8 +166,8 @@ def open_store(
         else:
             fs, path = file_system(url, protocol, anonymous)
             store = FsspecStore(fs, path=path, read_only=not writable)
-    except (ImportError, ValueError, ServerError) as error:
-        raise CloudError(f"{url}: {error}") from error
+    except (ImportError, ValueError, ServerError, BotoCoreError) as error:
+        raise CloudError(f"{url}: {explain(error)}") from error
     return CheckedStore(store, url, patience, counts, writable, anonymous)
 
 

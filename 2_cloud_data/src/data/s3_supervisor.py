@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 START_TIMEOUT = 30.0  # seconds
-STOP_TIMEOUT = 3.0  # it sometimes waits ten seconds for connections that nobody uses
+STOP_TIMEOUT = 0.5  # it waits for seconds, for connections that nobody uses any more
 SMALL = {
     # weed may use 2 GB after many writes; Go's collector works harder from this limit on.
     "GOMEMLIMIT": "512MiB",
