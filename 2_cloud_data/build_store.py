@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser
 from src.config import HelpFormatter
 from src.config_errors import explain
 from src.data.cloud_build import OCEAN, OCEAN_CHUNK, build_store, objects_of, ocean_fields
-from src.data.cloud_fields import choose_variables, chunks_of, open_fields_lazily
+from src.data.cloud_fields import choose_variables, chunks_of, open_for_training
 from src.data.cloud_statistics import compute_statistics, write_statistics
 from src.data.cloud_store import open_store
 from src.data.cube import Cube
@@ -109,6 +109,8 @@ def cube(
     """
     if min(months, height, width) < 1:
         raise UserError(f"months, height, width: {[months, height, width]}; allowed: from 1")
+    if not 0 <= seed < 2**26:
+        raise UserError(f"seed: {seed}; allowed: 0 to {2**26 - 1}")
     fields = Cube(months, height, width, seed).fields(shard or chunk)
     period = train_months or (0, max(1, months * 4 // 5 // 12 * 12))
     build(url, fields, period, chunk, shard, threads, overwrite)
@@ -136,7 +138,7 @@ def statistics(
         threads: blocks that are read at the same time.
     """
     store = open_store(url, anonymous)
-    fields = open_fields_lazily(store)
+    fields = open_for_training(store, with_dask=False)
     names = choose_variables(fields, variables, url)
     first, last = period or (0, fields.sizes["time"])
     if not first <= train_months[0] < train_months[1] <= last <= fields.sizes["time"]:
@@ -161,6 +163,8 @@ def build(
     overwrite: bool,
 ) -> None:
     """Say how much it will be, then write it."""
+    if min(*chunk, *(shard or chunk)) < 1:
+        raise UserError(f"chunk, shard: {[*chunk]}, {shard and [*shard]}; allowed: from 1")
     number, size = objects_of(fields, chunk, shard)
     monthly, once = size / 1e9 * DOLLARS_PER_GB_MONTH, number / 1000 * DOLLARS_PER_1000_PUTS
     print(f"{', '.join(map(str, fields.data_vars))}: {dict(fields.sizes)}")

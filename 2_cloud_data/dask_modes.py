@@ -68,8 +68,9 @@ def measure(
             way.requests = int(way.dataset.counts[0, 0]) - requests
     print(f"{'':16}{'samples/s':>10}{'CPU ms/sample':>15}{'requests/sample':>17}")
     for mode, way in ways.items():
-        asked = f"{way.requests / (batches * batch_size):.1f}" if mode != "cluster" else "elsewhere"
-        print(f"{mode:<16}{np.median(way.speeds):>10.0f}{np.median(way.cpu):>15.1f}{asked:>17}")
+        own = f"{np.median(way.cpu):>15.1f}{way.requests / (batches * batch_size):>17.1f}"
+        elsewhere = f"{'elsewhere':>15}{'elsewhere':>17}"  # in the cluster's process
+        print(f"{mode:<16}{np.median(way.speeds):>10.0f}{elsewhere if mode == 'cluster' else own}")
 
 
 if __name__ == "__main__":

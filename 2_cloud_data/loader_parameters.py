@@ -60,6 +60,8 @@ def try_settings(url: str, batches: int, step: float, settings: dict[str, Any]) 
     firsts, waits, began = [], [], 0.0
     dataset = partial(CloudDataset, url=url, dask="threads")
     with make_loaders(dataset, **({"num_workers": 2} | settings)) as loaders:
+        if batches >= loaders.steps_per_epoch:
+            raise UserError(f"batches: {batches}; allowed: below {loaders.steps_per_epoch}")
         for _ in range(EPOCHS):
             asked = time.perf_counter()
             batch_iterator = iter(loaders.train)

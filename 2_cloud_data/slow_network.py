@@ -94,7 +94,8 @@ def main() -> int:
         print("to use it in another terminal:")
         if not arguments.endpoint:
             print(f"  set -a; . {os.path.relpath(folder / 'server.env')}; set +a")
-        print(f"  export AWS_ENDPOINT_URL={proxy.url}")
+            print(f"  export EMBEDDED_S3_ENDPOINT={proxy.url}  # for s3://embedded/...")
+        print(f"  export AWS_ENDPOINT_URL={proxy.url}  # for all other programs")
         print("Ctrl-C stops it", flush=True)
         signal.sigwait(STOP)
     methods = ", ".join(f"{count} {method}" for method, count in proxy.counts.most_common())

@@ -40,7 +40,6 @@ from src.errors import UserError, one_line_errors
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 from tqdm import tqdm
-from zarr.core.sync import sync
 
 SECRETS = ("COPERNICUSMARINE_SERVICE_USERNAME", "COPERNICUSMARINE_SERVICE_PASSWORD")
 REQUEST = ("dataset_id", "variables", "lon", "lat")  # what a page depends on, beside its month
@@ -200,8 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     attributes = request | {"months": months}  # the store keeps them: another request is refused
     store = open_store(options.out, writable=True)
     state = state_of(store, xr.Dataset(attrs=attributes), options.overwrite)
-    if state == "new" and not options.overwrite and not sync(store.is_empty("")):
-        raise UserError(f"--out: {options.out} is neither empty nor a store; --overwrite clears it")
     if state == "complete":
         print(f"{options.out} is complete")
         return 0

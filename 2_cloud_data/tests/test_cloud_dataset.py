@@ -1,8 +1,11 @@
 """The streamed samples: those of the data in memory, to the bit, however they are read."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
+from src.data.cloud_errors import CloudError
 from src.data.pytorch_dataset import OceanDataset, WindowDataset
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
@@ -130,6 +133,31 @@ def test_settings_that_do_not_fit_the_store(url, case):
     with pytest.raises(UserError, match=message) as caught:
         dataset(url, **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, 7.0])
+def test_nothing_to_learn(tmp_path, value):
+    """A region that is all land, and one where nothing changes."""
+    fields = small_fields()
+    fields["b"][:12] = value
+    small_store(str(tmp_path / "store"), fields)
+    with pytest.raises(UserError, match=r"b has no values in the months \[0,12\], or the same"):
+        dataset(str(tmp_path / "store"))
+    assert len(dataset(str(tmp_path / "store"), variables=["a"]))
+
+
+def test_fork_is_an_error_and_no_hang(url):
+    loader = DataLoader(dataset(url), 4, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(CloudError, match="fork hangs once a store is open; allowed: forkserver, s"):
+        next(iter(loader))
+
+
+def test_windows_are_counted_and_not_listed(url):
+    """A long list of places would need more memory than the model."""
+    ours = dataset(url)
+    assert len(pickle.dumps(ours)) < 100_000
+    assert len(ours) == len(ours.starts) == len(set(ours.starts))
+    assert [tuple(s.start for s in ours.slices(i)) for i in range(len(ours))] == ours.starts
 
 
 OTHER_STORES = {

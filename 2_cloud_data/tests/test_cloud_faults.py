@@ -1,5 +1,6 @@
 """A network that fails is tried again; what is out of reach is one clear line, in time."""
 
+import errno
 import random
 import re
 import socket
@@ -8,15 +9,15 @@ import time
 import numpy as np
 import pytest
 from src.data import cloud_store
-from src.data.cloud_errors import CloudError
-from src.data.cloud_fields import open_fields_lazily
+from src.data.cloud_errors import CloudError, may_pass
+from src.data.cloud_fields import bucket_exists, open_fields_lazily
 from src.data.cloud_store import open_store
 from src.data.s3_proxy import Fault
 
-from tests.cloud_server import one_line
+from tests.cloud_server import FEW, one_line
 from tests.cloud_server import proxy as proxy  # fixtures
 from tests.cloud_server import server as server
-from tests.cloud_stores import assert_same_samples, dataset
+from tests.cloud_stores import assert_same_samples, dataset, small_store
 from tests.cloud_stores import url as url  # a fixture
 
 SOON = 10.0  # seconds; a wrong address should not take longer to find out
@@ -38,6 +39,35 @@ def test_read_survives_a_fault(url, proxy, kind, mode):
     else:
         assert retries == 2
         assert requests == len(proxy.requests) - seen > 2
+
+
+@pytest.mark.parametrize("kind", ["503", "reset"])
+def test_listings_survive_a_fault(proxy, kind):
+    """Zarr lists the arrays of a group when it opens it."""
+    proxy.faults.append(Fault(kind, "GET", "list-type=2", times=2))
+    counts = np.zeros(3, np.int64)
+    store = open_store("s3://bucket/small.zarr", counts=counts)
+    assert {"a", "b"} <= set(open_fields_lazily(store))
+    assert proxy.faults[0].taken == 2
+    assert counts[1] == 2 or kind == "reset"
+
+
+def test_writing_survives_a_fault(proxy):
+    proxy.faults.append(Fault("503", "PUT", times=3))
+    small_store("s3://bucket/again.zarr", chunk=FEW)
+    assert proxy.faults[0].taken == 3
+    assert len(dataset("s3://bucket/again.zarr"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_full_disk_is_not_tried_again(number):
+    assert not may_pass(OSError(number, "full"))
+
+
+def test_credentials_in_a_url_are_refused():
+    with pytest.raises(CloudError, match=r"^s3: credentials do not belong into a URL") as caught:
+        open_store("s3://planted-key:planted-secret@bucket/small.zarr")
+    assert "planted" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -64,7 +94,7 @@ def test_persistent_fault_ends_the_read(proxy, kind, message):
 
 def test_stall_costs_one_request(url, proxy, monkeypatch):
     """Not the whole patience: the next request may be answered."""
-    monkeypatch.setattr(cloud_store, "REQUEST", 1.0)
+    monkeypatch.setattr(cloud_store, "SILENCE", 1.0)
     ours = dataset("s3://bucket/small.zarr")
     proxy.faults.append(Fault("stall", "GET", "/a/c/"))
     assert_same_samples(ours, dataset(url), range(4))
@@ -80,12 +110,12 @@ WRONG = {
     "secret": (
         "s3://bucket/small.zarr",
         {"AWS_SECRET_ACCESS_KEY": "planted-secret"},
-        r"access denied: wrong credentials, or no right to read here \(reading .*\)",
+        r"access denied: wrong credentials, or no right to do this here \(reading .*\)",
     ),
     "key": (
         "s3://bucket/small.zarr",
         {"AWS_ACCESS_KEY_ID": "planted-secret"},
-        r"access denied: wrong credentials, or no right to read here \(reading .*\)",
+        r"access denied: wrong credentials, or no right to do this here \(reading .*\)",
     ),
     "no credentials": (
         "s3://bucket/small.zarr",
@@ -170,7 +200,7 @@ def test_wrong_credentials_are_tried_once(proxy, monkeypatch, name):
 def test_no_right_is_not_no_bucket(server, monkeypatch):
     """Who may not ask for the bucket is not told that it is not there."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    assert open_store("s3://bucket/x").bucket_exists()
+    assert bucket_exists(open_store("s3://bucket/x"), "bucket")
     monkeypatch.undo()
-    assert open_store("s3://bucket/x").bucket_exists()
-    assert not open_store("s3://no-such-bucket/x").bucket_exists()
+    assert bucket_exists(open_store("s3://bucket/x"), "bucket")
+    assert not bucket_exists(open_store("s3://no-such-bucket/x"), "no-such-bucket")

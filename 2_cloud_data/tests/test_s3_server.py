@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from src.data import s3_server
-from src.data.s3_server import BUCKET, connect, disconnect, join
+from src.data.s3_server import BUCKET, ServerError, connect, disconnect, join
 from src.data.s3_supervisor import SMALL
 
 from tests.s3_processes import (
@@ -93,6 +93,13 @@ def test_forked_child_cannot_close_its_parents_connection(folder):
     connection = join(folder)
     assert connection
     connection[0].close()
+
+
+def test_another_machine_has_no_use_for_it(tmp_path):
+    """Two servers on the files of one, on a shared disk, would ruin them."""
+    (tmp_path / "server.env").write_text("SERVER_HOST=node-7\nSUPERVISOR_PORT=1\n")
+    with pytest.raises(ServerError, match="runs on node-7, for that machine alone"):
+        connect(tmp_path)
 
 
 @pytest.mark.slow

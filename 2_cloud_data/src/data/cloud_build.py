@@ -5,7 +5,9 @@ whole or not at all, so what is there after a kill is right, and the build goes 
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def build_store(
 ) -> CheckedStore:
     """Write ``fields`` and their statistics to ``url``, or what an earlier try has left to do.
 
-    A store that is complete gets the statistics of another training period besides.
+    A complete store gets what it has lost, and the statistics of another training period.
 
     Args:
         url: as ``open_store`` takes it.
@@ -66,14 +68,14 @@ def build_store(
     if any(s % c for s, c in zip(whole, chunk, strict=True)):
         raise CloudError(f"shard: {list(whole)} is no multiple of the chunk {list(chunk)}")
     store = open_store(url, anonymous, writable=True)
-    state = state_of(store, fields, overwrite)
+    state = state_of(store, fields, overwrite, chunk, shard)
     if state == "new":
         write_template(store, fields, chunk, shard)
-    if state != "complete":
-        write_regions(store, fields, whole, threads)
-    elif has_statistics(store, train_months):
+    write_regions(store, fields, whole, threads)
+    if state == "complete" and has_statistics(store, train_months):
         return store
-    written = xr.open_zarr(store, chunks=None, consolidated=False)
+    # Not with the store for writing: for it a chunk may be missing.
+    written = xr.open_zarr(open_store(url, anonymous), chunks=None, consolidated=False)
     written.attrs.pop(COMPLETE)
     written = written[sorted(map(str, written.data_vars))]  # a folder lists its arrays in any order
     write_statistics(store, compute_statistics(written, train_months, whole, threads))
@@ -81,27 +83,52 @@ def build_store(
     return store
 
 
-def state_of(store: CheckedStore, fields: xr.Dataset, overwrite: bool) -> str:
+def state_of(
+    store: CheckedStore,
+    fields: xr.Dataset,
+    overwrite: bool,
+    chunk: Sequence[int] | None = None,
+    shard: Sequence[int] | None = None,
+) -> str:
     """Whether the store is new, begun or complete. Raises CloudError if it is another one."""
-    if overwrite:
-        return "new"
     try:
-        group = zarr.open_group(store, mode="r")
+        with store.in_a_hurry():
+            group = zarr.open_group(store, mode="r+" if overwrite else "r")
     except FileNotFoundError:
-        if sync(store.is_empty("")):
+        if overwrite or sync(store.is_empty("")):
             return "new"
         raise CloudError(
             f"{store.url}: there is something else here; --overwrite replaces it"
         ) from None
-    found = dict(group.attrs)
+    if overwrite:
+        group.attrs[COMPLETE] = False  # whatever happens while it is deleted
+        return "new"
+    found, arrays = dict(group.attrs), dict(group.arrays())
     complete = found.pop(COMPLETE, None)
-    if complete is None or found != fields.attrs:
-        raise CloudError(f"{store.url}: there is another store here; --overwrite replaces it")
-    if complete:
-        return "complete"
     # A kill in write_template leaves some out; the values come after all of them.
-    names = {str(name) for name in fields.variables}
-    return "begun" if names <= set(group.array_keys()) else "new"
+    missing = {str(name) for name in fields.variables} - set(arrays)
+    if (
+        complete is None
+        or as_json(found) != as_json(fields.attrs)
+        or (complete and missing)
+        or not all(
+            fits(arrays[n], fields[n], chunk, shard) for n in map(str, fields) if n in arrays
+        )
+    ):
+        raise CloudError(f"{store.url}: there is another store here; --overwrite replaces it")
+    return "complete" if complete else "new" if missing else "begun"
+
+
+def as_json(attributes: Mapping[Any, Any]) -> str:
+    return json.dumps(attributes, sort_keys=True, default=lambda value: np.asarray(value).tolist())
+
+
+def fits(
+    array: zarr.Array, field: xr.DataArray, chunk: Sequence[int] | None, shard: Sequence[int] | None
+) -> bool:
+    """Whether the array has the size of the field, and the chunks that it would be written with."""
+    chunks = chunk is None or (array.chunks, array.shards) == (tuple(chunk), shard and tuple(shard))
+    return chunks and array.shape == field.shape
 
 
 def write_template(
@@ -133,13 +160,11 @@ def write_regions(
     names = [str(name) for name in fields.data_vars]
     values = fields[names].drop_vars(list(fields.coords))
     there = {name: existing(store, name) for name in names}
-    per_month = int(
-        np.prod([-(-n // w) for n, w in zip(shape_of(fields)[1:], whole[1:], strict=True)])
-    )
+    across = [range(-(-n // w)) for n, w in zip(shape_of(fields)[1:], whole[1:], strict=True)]
     starts = range(0, fields.sizes["time"], whole[0])
     for number, start in enumerate(tqdm(starts, unit="region", desc=store.url, disable=None)):
-        prefix = f"c/{number}/"
-        todo = [n for n in names if sum(key.startswith(prefix) for key in there[n]) < per_month]
+        needed = {f"c/{number}/{row}/{column}" for row, column in product(*across)}
+        todo = [name for name in names if needed - there[name]]
         if not todo:
             continue
         region = slice(start, min(start + whole[0], fields.sizes["time"]))
@@ -194,4 +219,8 @@ def provide_ocean(url: str, train_months: tuple[int, int]) -> None:
     if url == OCEAN:
         FOLDER.mkdir(parents=True, exist_ok=True)
         with FileLock(FOLDER / "build.lock"):  # the ranks of a torchrun job come at the same time
-            build_store(url, ocean_fields(), train_months, OCEAN_CHUNK)
+            fields, store = ocean_fields(), open_store(url)
+            # What a complete store has lost is an error for its readers, and not made good here.
+            complete = state_of(store, fields, overwrite=False) == "complete"
+            if not (complete and has_statistics(store, train_months)):
+                build_store(url, fields, train_months, OCEAN_CHUNK)

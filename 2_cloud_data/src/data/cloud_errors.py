@@ -8,6 +8,8 @@ from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCreden
 from src.errors import UserError
 
 FOR_GOOD = {errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.EISDIR}
+FOR_GOOD |= {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+BUSY = {"408", "429", "500", "502", "503", "504"}  # what gcsfs leaves of an answer
 
 
 class CloudError(UserError):
@@ -30,7 +32,8 @@ def may_pass(error: BaseException) -> bool:
         return error.errno not in FOR_GOOD and not isinstance(
             error, PermissionError | FileNotFoundError
         )
-    return isinstance(error, BotoCoreError | HTTPError | TimeoutError)
+    busy = str(getattr(error, "code", "")) in BUSY
+    return busy or isinstance(error, BotoCoreError | HTTPError | TimeoutError)
 
 
 def explain(error: BaseException, limit: float = 10.0) -> str:
@@ -41,7 +44,7 @@ def explain(error: BaseException, limit: float = 10.0) -> str:
             "a public store needs anonymous: true"
         )
     if isinstance(error, PermissionError):
-        return "access denied: wrong credentials, or no right to read here"
+        return "access denied: wrong credentials, or no right to do this here"
     if isinstance(error, TimeoutError):
         return f"no answer within {limit:.0f} s"
     text = str(error) or type(error).__name__

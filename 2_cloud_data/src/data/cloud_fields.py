@@ -9,12 +9,15 @@ from itertools import product
 import numpy as np
 import xarray as xr
 import zarr
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore
 
 from src.data.cloud_errors import CloudError, explain
-from src.data.cloud_store import OPENING, CheckedStore
+from src.data.cloud_store import CheckedStore
 from src.data.netcdf import AXES, OTHER_NAMES
 
 COMPLETE = "complete"  # attribute of a store that build_store.py makes: whether it is finished
+ORIGIN = {"source", "sha256", "seed"}  # others of its attributes: what it is made of
 
 
 def open_fields_lazily(store: CheckedStore, with_dask: bool = False) -> xr.Dataset:
@@ -40,20 +43,29 @@ def open_fields_lazily(store: CheckedStore, with_dask: bool = False) -> xr.Datas
 def why_not_there(store: CheckedStore) -> str:
     """Tell a missing bucket from a missing store: the libraries give the same error for both."""
     bucket = store.url.partition("://")[2].partition("/")[0]
-    if store.url.startswith("s3://") and not store.bucket_exists():
+    if store.url.startswith("s3://") and not bucket_exists(store, bucket):
         return f"there is no bucket {bucket}"
     if store.anonymous:
         return "there is no Zarr store here, or none for readers without credentials"
     return "there is no Zarr store here; build_store.py makes one"
 
 
+def bucket_exists(store: CheckedStore, bucket: str) -> bool:
+    """Whether there is the bucket that the store would be in, as far as this user may know."""
+    assert isinstance(store._store, FsspecStore)
+    call = store._store.fs._call_s3
+    request = store.insist(bucket, lambda: call("head_bucket", Bucket=bucket), "looking for")
+    try:
+        sync(request)
+    except CloudError as error:
+        return not isinstance(error.__cause__, FileNotFoundError)
+    return True
+
+
 def open_for_training(store: CheckedStore, with_dask: bool) -> xr.Dataset:
     """Open with little patience, so that a wrong address is soon found; read with more of it."""
-    patience, store.patience = store.patience, min(store.patience, OPENING)
-    try:
+    with store.in_a_hurry():
         return open_fields_lazily(store, with_dask)
-    finally:
-        store.patience = patience
 
 
 def choose_variables(fields: xr.Dataset, wanted: Sequence[str] | None, url: str) -> list[str]:
@@ -110,7 +122,8 @@ def step_numbers(time: np.ndarray) -> np.ndarray:
 def fingerprint(fields: xr.Dataset, name: str) -> str:
     """Tells a variable from that of another store by what describes it, not by its values."""
     field = fields[name]
-    attributes = {key: value for key, value in fields.attrs.items() if key != COMPLETE}
+    # Those of others change when they add data.
+    attributes = {key: value for key, value in fields.attrs.items() if key in ORIGIN}
     described = [attributes, list(field.dims), list(field.shape), str(field.dtype), field.attrs]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode())
     for axis in AXES:

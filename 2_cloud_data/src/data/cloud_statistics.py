@@ -198,14 +198,16 @@ def write_statistics(store: CheckedStore, statistics: xr.Dataset) -> None:
 
 
 def read_statistics(
-    store: CheckedStore, fields: xr.Dataset, train_months: tuple[int, int]
+    store: CheckedStore, fields: xr.Dataset, train_months: tuple[int, int], url: str
 ) -> xr.Dataset:
     """The statistics of the variables of ``fields``, in their order.
 
-    Raises CloudError if they are missing or of something else.
+    Raises CloudError if they are missing, of something else, or no use; ``url`` names the data.
     """
     months = f"[{train_months[0]},{train_months[1]}]"
-    remedy = f"make them with: build_store.py statistics --url {store.url} --train_months {months}"
+    remedy = f"make them with: build_store.py statistics --url {url} --train_months {months}"
+    if store.url != url:
+        remedy += f" --output {store.url}"
     if not has_statistics(store, train_months):
         raise CloudError(f"{store.url}: there are no statistics of the months {months}; {remedy}")
     with warnings.catch_warnings():
@@ -219,4 +221,11 @@ def read_statistics(
             raise CloudError(
                 f"{store.url}: the statistics are of {what}, not of {name} in this store; {remedy}"
             )
-    return statistics.isel(variable=[list(made_of).index(name) for name in fields.data_vars])
+    statistics = statistics.isel(variable=[list(made_of).index(name) for name in fields.data_vars])
+    for variable, std in zip(fields.data_vars, statistics["std"].values, strict=True):
+        if not np.isfinite(std) or not std:
+            raise CloudError(
+                f"{url}: {variable} has no values in the months {months}, or the same everywhere: "
+                "there is nothing to learn"
+            )
+    return statistics

@@ -11,9 +11,11 @@ a careless delete has lost reads as land. ``CheckedStore`` raises instead.
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import fsspec
 import numpy as np
@@ -32,7 +34,7 @@ from src.data.cloud_errors import CloudError, explain, may_pass
 from src.data.s3_server import BUCKET, ServerError, connect
 
 OPENING = 7.0  # seconds to try to open a store; a wrong address should not take longer to find out
-REQUEST = 10.0  # seconds that one request may take
+SILENCE = 10.0  # seconds without a byte, after which a request has failed
 METADATA = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"}
 COUNTERS = ("requests", "retries", "bytes")
 Result = TypeVar("Result")
@@ -90,9 +92,36 @@ class CheckedStore(WrapperStore[Store]):
         return value
 
     async def set(self, key: str, value: Buffer) -> None:
-        await self.insist(key, lambda: self._store.set(key, value))
+        await self.insist(key, lambda: self._store.set(key, value), "writing")
 
-    async def insist(self, key: str, request: Callable[[], Awaitable[Result]]) -> Result:
+    async def exists(self, key: str) -> bool:
+        return await self.insist(key, lambda: self._store.exists(key), "looking for")
+
+    async def is_empty(self, prefix: str) -> bool:
+        return await self.insist(prefix, lambda: self._store.is_empty(prefix), "listing")
+
+    async def delete_dir(self, prefix: str) -> None:
+        await self.insist(prefix, lambda: self._store.delete_dir(prefix), "deleting")
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        for key in await self.listing(prefix, lambda: self._store.list_prefix(prefix)):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        for key in await self.listing(prefix, lambda: self._store.list_dir(prefix)):
+            yield key
+
+    async def listing(self, prefix: str, names: Callable[[], AsyncIterator[str]]) -> list[str]:
+        """All names at once, so that a listing that breaks off can begin anew."""
+
+        async def collect() -> list[str]:
+            return [name async for name in names()]
+
+        return await self.insist(prefix, collect, "listing")
+
+    async def insist(
+        self, key: str, request: Callable[[], Awaitable[Result]], doing: str = "reading"
+    ) -> Result:
         """The result of the request, tried again with growing pauses while there is hope."""
         retrying = AsyncRetrying(
             retry=retry_if_exception(may_pass),
@@ -101,29 +130,26 @@ class CheckedStore(WrapperStore[Store]):
             before_sleep=self.count_retry,
             reraise=True,
         )
-        limit = min(REQUEST, self.patience)
 
         async def once() -> Result:
             self.counts[0] += 1
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(self.patience):
                 return await request()
 
         try:
             return await retrying(once)
         except Exception as error:
-            raise CloudError(f"{self.url}: {explain(error, limit)} (reading {key})") from error
+            limit = min(SILENCE, self.patience)
+            raise CloudError(f"{self.url}: {explain(error, limit)} ({doing} {key})") from error
 
-    def bucket_exists(self) -> bool:
-        """Whether there is the bucket that the store would be in."""
-        assert isinstance(self._store, FsspecStore)
-        bucket = self._store.path.partition("/")[0]
-        call = self._store.fs._call_s3
-        request = self.insist(bucket, lambda: call("head_bucket", Bucket=bucket))
+    @contextmanager
+    def in_a_hurry(self) -> Iterator[None]:
+        """Little patience while a store is opened: a wrong address should soon be found out."""
+        patience, self.patience = self.patience, min(self.patience, OPENING)
         try:
-            sync(request)
-        except CloudError as error:
-            return not isinstance(error.__cause__, FileNotFoundError)
-        return True
+            yield
+        finally:
+            self.patience = patience
 
     def count_retry(self, state: RetryCallState) -> None:
         self.counts[1] += 1
@@ -160,6 +186,8 @@ def open_store(
 ) -> CheckedStore:
     """The store at ``url``; see this file's first lines. Raises CloudError with one line."""
     protocol = fsspec.utils.get_protocol(url)
+    if urlsplit(url).password:
+        raise CloudError(f"{protocol}: credentials do not belong into a URL; see .env.example")
     try:
         if protocol == "file":
             store: Store = LocalStore(url.removeprefix("file://"), read_only=not writable)
@@ -185,7 +213,7 @@ def file_system(url: str, protocol: str, anonymous: bool) -> tuple[AsyncFileSyst
             # This module retries; retries within retries would take 25 times as long.
             "config_kwargs": {
                 "connect_timeout": 3,
-                "read_timeout": REQUEST,
+                "read_timeout": SILENCE,
                 "retries": {"max_attempts": 0},
                 "max_pool_connections": 64,
             },
@@ -195,7 +223,8 @@ def file_system(url: str, protocol: str, anonymous: bool) -> tuple[AsyncFileSyst
             options |= {
                 "key": own["AWS_ACCESS_KEY_ID"],
                 "secret": own["AWS_SECRET_ACCESS_KEY"],
-                "endpoint_url": own["AWS_ENDPOINT_URL"],
+                # slow_network.py stands in front of it.
+                "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT") or own["AWS_ENDPOINT_URL"],
                 "skip_instance_cache": False,  # another store there takes the same connections
             }
     elif protocol in ("gs", "gcs"):

@@ -48,6 +48,12 @@ class Cube:
         return np.arange(self.months, dtype=float), lat, lon
 
     @cached_property
+    def seasons(self) -> tuple[np.ndarray, np.ndarray]:
+        """The year's wave (T,) and its factor (H,), for whole axes like ``waves``."""
+        time, lat, _ = self.axes
+        return np.cos((time - 7) / 12 * 2 * np.pi), np.sin(lat)
+
+    @cached_property
     def waves(self) -> dict[str, list[tuple[np.ndarray, ...]]]:
         """For each variable, and for the land, cosine and sine of each wave along the axes.
 
@@ -85,8 +91,8 @@ class Cube:
         mean, season, amplitude, noise, _ = VARIABLES[name]
         values = np.float32(amplitude) * self.sum_of_waves(name, t, y, x)
         # Summer in one hemisphere is winter in the other; the poles have more of both.
-        time, lat, _ = (axis[s] for axis, s in zip(self.axes, (t, y, x), strict=True))
-        yearly = np.cos((time[:, None] - 7) / 12 * 2 * np.pi) * np.sin(lat)
+        time, lat = self.seasons
+        yearly = time[t, None] * lat[y]
         values += (mean + season * yearly).astype(np.float32)[..., None]
         values += np.float32(noise) * self.noise(name, t, y, x)
         values[:, self.land(y, x)] = np.nan

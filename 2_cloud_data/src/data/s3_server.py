@@ -25,6 +25,7 @@ from filelock import FileLock
 BUCKET = "embedded"
 CHAPTER = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("EMBEDDED_S3_FOLDER") or CHAPTER / "output" / "s3")
+HOST = socket.gethostname()
 SUPERVISOR = Path(__file__).with_name("s3_supervisor.py")
 STOP_TIMEOUT = 30.0  # seconds
 
@@ -73,6 +74,11 @@ def has_ended(link: socket.socket) -> bool:
 def join(folder: Path) -> tuple[socket.socket, dict[str, str]] | None:
     """A connection to the server that runs in ``folder``, if one does."""
     variables = {k: v for k, v in dotenv_values(folder / "server.env").items() if v}
+    if variables.get("SERVER_HOST", HOST) != HOST:
+        raise ServerError(
+            f"the embedded server runs on {variables['SERVER_HOST']}, for that machine alone; many "
+            f"machines need a real object storage (or remove {folder / 'server.env'} if it is dead)"
+        )
     with contextlib.suppress(KeyError, ValueError, OSError), contextlib.ExitStack() as stack:
         address = ("127.0.0.1", int(variables["SUPERVISOR_PORT"]))
         link = stack.enter_context(socket.create_connection(address, timeout=5))

@@ -57,6 +57,7 @@ def supervise(folder: Path, bucket: str) -> None:
     ):
         port = door.getsockname()[1]
         variables |= {"SUPERVISOR_PORT": str(port), "SUPERVISOR_ID": identity}
+        variables |= {"SERVER_HOST": socket.gethostname()}  # the folder may be on a shared disk
         publish(folder / "server.env", variables)
         try:
             print("ready", flush=True)

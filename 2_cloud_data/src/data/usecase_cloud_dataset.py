@@ -5,8 +5,10 @@ The samples are those of ``WindowDataset``, to the bit, but the fields are never
 Shapes: V variables, T months, H latitudes, W longitudes.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +115,7 @@ class CloudDataset(FieldDataset):
         check_months(len(self.time), window[0], train_months, val_months)
         if wrap_longitude:
             check_longitudes(self.lon, url)
-        self.starts = self.positions(
+        self.steps = self.positions(
             train_months if split == "train" else val_months, stride, wrap_longitude
         )
         if wrap_longitude:
@@ -121,8 +123,11 @@ class CloudDataset(FieldDataset):
 
     def positions(
         self, months: tuple[int, int], stride: Sequence[int], wrap: bool
-    ) -> list[tuple[int, int, int]]:
-        """First month, latitude and longitude of each window. Raises UserError if there is none."""
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """First months, latitudes and longitudes; there is a window for each combination.
+
+        Raises UserError if there is none.
+        """
         length, height, width = self.window
         missing = np.logical_not(self.opened.statistics["has_values"].all("variable").values)
         number = step_numbers(self.time)
@@ -144,12 +149,7 @@ class CloudDataset(FieldDataset):
                 f"{months[1]} have valid values of {', '.join(self.variables)}"
             )
         last = len(self.lon) if wrap else len(self.lon) - width + 1
-        return [
-            (t, y, x)
-            for t in whole
-            for y in range(0, len(self.lat) - height + 1, stride[1])
-            for x in range(0, last, stride[2])
-        ]
+        return whole, range(0, len(self.lat) - height + 1, stride[1]), range(0, last, stride[2])
 
     @property
     def opened(self) -> Opened:
@@ -157,7 +157,12 @@ class CloudDataset(FieldDataset):
 
         A worker opens it for itself: the connections and threads of another process are no use.
         """
-        if self._opened is None or self._opened.process != os.getpid():
+        if self._opened and self._opened.process != os.getpid():
+            raise CloudError(  # a worker that was not forked has not inherited it
+                "data.multiprocessing_context: fork hangs once a store is open; allowed: "
+                "forkserver, spawn"
+            )
+        if self._opened is None:
             worker = get_worker_info()
             row = self.counts[1 + worker.id % MAX_WORKERS if worker else 0].numpy()
             settings = {"anonymous": self.anonymous, "patience": self.patience, "counts": row}
@@ -165,7 +170,7 @@ class CloudDataset(FieldDataset):
             fields = open_for_training(store, self.dask != "none")
             fields = fields[choose_variables(fields, self.wanted, self.url)]
             place = store if self.statistics_url == self.url else open_store(self.statistics_url)
-            statistics = read_statistics(place, fields, self.train_months)
+            statistics = read_statistics(place, fields, self.train_months, self.url)
             compute = compute_with(self.dask, self.dask_threads, self.cluster)
             self._opened = Opened(os.getpid(), fields, statistics, compute)
         return self._opened
@@ -173,8 +178,13 @@ class CloudDataset(FieldDataset):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
 
+    @property
+    def starts(self) -> list[tuple[int, int, int]]:
+        """First month, latitude and longitude of every window."""
+        return list(product(*self.steps))
+
     def __len__(self) -> int:
-        return len(self.starts)
+        return math.prod(map(len, self.steps))
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.__getitems__([index])[0]
@@ -208,7 +218,10 @@ class CloudDataset(FieldDataset):
 
     def slices(self, index: int) -> Place:
         """The sample's place; its longitudes may go on beyond the edge of the grid."""
-        pairs = zip(self.starts[index], self.window, strict=True)
+        # All combinations in one list would take gigabytes for a large store.
+        place = np.unravel_index(index, [len(steps) for steps in self.steps])
+        starts = (steps[int(i)] for steps, i in zip(self.steps, place, strict=True))
+        pairs = zip(starts, self.window, strict=True)
         t, y, x = (slice(start, start + size) for start, size in pairs)
         return t, y, x
 
