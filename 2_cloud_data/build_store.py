@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser
 from src.config import HelpFormatter
 from src.config_errors import explain
 from src.data.cloud_build import OCEAN, OCEAN_CHUNK, build_store, objects_of, ocean_fields
-from src.data.cloud_fields import choose_variables, chunks_of, open_for_training
+from src.data.cloud_fields import choose_variables, chunks_of, open_for_training, region_of
 from src.data.cloud_statistics import compute_statistics, write_statistics
 from src.data.cloud_store import open_store
 from src.data.cube import Cube
@@ -122,6 +122,7 @@ def statistics(
     variables: list[str] | None = None,
     output: str | None = None,
     period: Months | None = None,
+    region: tuple[float, float, float, float] | None = None,
     anonymous: bool = False,
     threads: int = 2,
 ) -> None:
@@ -134,6 +135,7 @@ def statistics(
         output: where to, if the store is not yours to write to.
         period: first month and first month after the end of all that you will use, validation
             included; null reads the whole store.
+        region: degrees south, north, west and east, if that is all that you will use.
         anonymous: read public data without credentials.
         threads: blocks that are read at the same time.
     """
@@ -146,7 +148,8 @@ def statistics(
             f"train_months: {list(train_months)}, period: {[first, last]}; allowed: train_months "
             f"inside the period, inside the {fields.sizes['time']} steps of the store"
         )
-    fields = fields[names]
+    rows, columns = region_of(fields, region)
+    fields = fields[names].isel(lat=rows, lon=columns)
     _, objects = chunks_of(store, names[0])
     found = compute_statistics(fields, train_months, objects, threads, period)
     write_statistics(open_store(output or url, writable=True), found)

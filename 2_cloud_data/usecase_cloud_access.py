@@ -2,8 +2,9 @@
 
   uv run python usecase_cloud_access.py
 
-A training sample needs a small part of the data. A NetCDF file has to be downloaded first. A Zarr
-store says in a small text file how its arrays are cut into chunks, and each chunk is an object.
+A training sample needs a small part of the data. A NetCDF file is downloaded first, as a rule: where
+its values lie stands inside, so a reader over a network asks many times. A Zarr store says in a
+small text file how its arrays are cut into chunks, and each chunk is an object.
 """
 
 import sys
@@ -31,7 +32,7 @@ def main() -> int:
 
     with timed() as download, TemporaryDirectory() as folder:
         copy = Path(folder) / netcdf.name
-        fs.get(url, str(copy))
+        fs.get_file(url, str(copy))
         with xr.open_dataset(copy) as file:
             names = {"latitude": "lat", "longitude": "lon"}
             theirs = file["surface_temperature"].rename(names).isel(WINDOW).values
@@ -47,7 +48,7 @@ def main() -> int:
 
     np.testing.assert_array_equal(ours, theirs)
     print(f"the window has {ours.nbytes / 1e3:.1f} kB of {fields.nbytes / 1e3:,.1f} kB")
-    print(f"NetCDF  1 request, {size / 1e3:,.1f} kB, {1e3 * download.seconds:.1f} ms")
+    print(f"NetCDF  the whole file, {size / 1e3:,.1f} kB, {1e3 * download.seconds:.1f} ms")
     print(f"Zarr    {requests} requests, {read / 1e3:,.1f} kB, {1e3 * reading.seconds:.1f} ms")
     print(
         f"        and once, to open it: {opened[0]} requests, {opened[2] / 1e3:,.1f} kB, "

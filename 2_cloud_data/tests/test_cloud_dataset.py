@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from src.data.cloud_errors import CloudError
+from src.data.cloud_fields import open_fields_lazily
+from src.data.cloud_statistics import compute_statistics, write_statistics
+from src.data.cloud_store import open_store
 from src.data.pytorch_dataset import OceanDataset, WindowDataset
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
@@ -108,6 +111,26 @@ def test_missing_months_are_in_no_window(tmp_path):
         dataset(str(tmp_path / "gaps.zarr"), window=(5, 4, 6), val_months=(18, 24))
 
 
+def test_a_region_is_a_part_of_the_grid(tmp_path):
+    """Its samples are those of a store that holds no more; a broken chunk has its own name."""
+    south, north, west, east = 3, 9, 5, 17  # rows and columns
+    fields, place = small_fields(), str(tmp_path / "whole")
+    small_store(str(tmp_path / "part"), fields.isel(lat=slice(3, 9), lon=slice(5, 17)))
+    small_store(place, fields)
+    degrees = [*fields.lat.values[[south, north - 1]], *fields.lon.values[[west, east - 1]]]
+    store = open_fields_lazily(open_store(place)).isel(lat=slice(3, 9), lon=slice(5, 17))
+    found = compute_statistics(store, SMALL["train_months"], (5, 4, 7))
+    write_statistics(open_store(str(tmp_path / "statistics"), writable=True), found)
+    settings = {"statistics_url": str(tmp_path / "statistics"), "wrap_longitude": False}
+    ours = dataset(place, region=degrees, **settings)
+    theirs = dataset(str(tmp_path / "part"), wrap_longitude=False)
+    assert_same_samples(ours, theirs)
+    assert ours.coordinates(0).lat.tolist() == theirs.coordinates(0).lat.tolist()
+    (tmp_path / "whole" / "a" / "c" / "0" / "1" / "1").write_bytes(b"")
+    with pytest.raises(CloudError, match="chunk 0/1/1 of the array a is broken"):
+        ours.__getitems__(range(len(ours)))
+
+
 def test_variables_in_the_order_of_the_configuration(url):
     ours, swapped = dataset(url), dataset(url, variables=["b", "a"])
     assert swapped.variables == ["b", "a"]
@@ -118,6 +141,10 @@ def test_variables_in_the_order_of_the_configuration(url):
 REFUSED = {
     "variables": ({"variables": ["c"]}, "data.dataset.variables: c not in .*; allowed: a, b"),
     "window": ({"window": (3, 11, 6)}, r"window: \[3, 11, 6\] .* allowed: up to \[12, 10, 20\]"),
+    "region": (
+        {"region": (81, 90, 0, 9)},
+        r"no lat from 81 to 90.*; allowed: .* within -80 and 80",
+    ),
     "zero": ({"window": (0, 4, 6)}, r"window \[0, 4, 6\] and stride .* at least 1"),
     "gap": ({"val_months": (13, 24)}, "1 months away from train_months"),
     "other months": (

@@ -84,7 +84,9 @@ def public(request, tmp_path, capsys):
     assert settings["url"].startswith(("s3://", "gs://"))
     place, statistics = str(tmp_path / "public.zarr"), str(tmp_path / "statistics.zarr")
     fields = make(place)
-    build_store.statistics(place, train, settings["variables"], statistics, (train[0], val[1]))
+    region = settings.get("region") and (-89.0, 89.0, -180.0, 180.0)  # of the miniature
+    period = (train[0], val[1])
+    build_store.statistics(place, train, settings["variables"], statistics, period, region)
     small = {
         "url": place,
         "statistics_url": statistics,
@@ -93,6 +95,7 @@ def public(request, tmp_path, capsys):
         "val_stride": (4, 8, 8),
         "train_months": train,
         "val_months": val,
+        "region": region,
     }
     return settings | small, fields, request.param
 

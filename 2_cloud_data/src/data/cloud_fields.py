@@ -105,6 +105,23 @@ def check_longitudes(lon: np.ndarray, url: str) -> None:
         )
 
 
+def region_of(fields: xr.Dataset, region: Sequence[float] | None) -> tuple[slice, slice]:
+    """Rows and columns between south, north, west and east. Raises CloudError if there are none."""
+    if region is None:
+        return slice(0, fields.sizes["lat"]), slice(0, fields.sizes["lon"])
+    parts = []
+    for axis, low, high in zip(("lat", "lon"), region[::2], region[1::2], strict=True):
+        values = fields[axis].values
+        inside = np.flatnonzero((values >= low) & (values <= high))
+        if not inside.size:
+            raise CloudError(
+                f"data.dataset.region: no {axis} from {low:g} to {high:g}; allowed: south, north, "
+                f"west, east within {values.min():g} and {values.max():g}"
+            )
+        parts.append(slice(int(inside[0]), int(inside[-1]) + 1))
+    return parts[0], parts[1]
+
+
 def step_numbers(time: np.ndarray) -> np.ndarray:
     """Number each time step (T,); where the calendar leaves steps out, so do the numbers.
 

@@ -25,6 +25,7 @@ from src.data.cloud_fields import (
     check_longitudes,
     choose_variables,
     open_for_training,
+    region_of,
     step_numbers,
 )
 from src.data.cloud_statistics import read_statistics
@@ -42,6 +43,7 @@ class Opened(NamedTuple):
 
     process: int
     fields: xr.Dataset
+    origin: tuple[int, int, int]  # where its first element is in the store
     statistics: xr.Dataset
     compute: Callable[..., Sequence[Any]]
 
@@ -64,6 +66,7 @@ class CloudDataset(FieldDataset):
         train_months: first month and first month after the end of the training period.
         val_months: the same for validation; at least one window away from the training months.
         wrap_longitude: the grid goes round the globe, so windows may cross its edge.
+        region: south, north, west, east that the windows lie between, in degrees; null: everywhere.
         dask: none reads the chunks with xarray alone; the others with dask: in one thread, in
             several, or in a cluster of processes.
         dask_threads: how many threads dask has.
@@ -83,6 +86,7 @@ class CloudDataset(FieldDataset):
         train_months: tuple[int, int] = (0, 30),
         val_months: tuple[int, int] = (42, 54),
         wrap_longitude: bool = True,
+        region: tuple[float, float, float, float] | None = None,
         dask: DaskMode = "none",
         dask_threads: int = 4,
         statistics_url: str | None = None,
@@ -97,7 +101,7 @@ class CloudDataset(FieldDataset):
         provide_ocean(url, train_months)
         self.url, self.statistics_url = url, statistics_url or url
         self.wanted, self.window, self.train_months = variables, window, train_months
-        self.anonymous, self.patience = anonymous, patience
+        self.anonymous, self.patience, self.region = anonymous, patience, region
         self.dask, self.dask_threads = dask, dask_threads
         self.cluster = start_cluster(dask_threads) if dask == "cluster" else ""
         # In shared memory, with a row for each worker, so that this process sees their counts.
@@ -169,10 +173,13 @@ class CloudDataset(FieldDataset):
             store = open_store(self.url, **settings)
             fields = open_for_training(store, self.dask != "none")
             fields = fields[choose_variables(fields, self.wanted, self.url)]
+            rows, columns = region_of(fields, self.region)
+            fields = fields.isel(lat=rows, lon=columns)
             place = store if self.statistics_url == self.url else open_store(self.statistics_url)
             statistics = read_statistics(place, fields, self.train_months, self.url)
             compute = compute_with(self.dask, self.dask_threads, self.cluster)
-            self._opened = Opened(os.getpid(), fields, statistics, compute)
+            origin = (0, rows.start, columns.start)
+            self._opened = Opened(os.getpid(), fields, origin, statistics, compute)
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,7 +203,8 @@ class CloudDataset(FieldDataset):
             samples = lazies if self.dask == "none" else self.opened.compute(lazies)
         except (RuntimeError, ValueError) as error:  # the decoders'
             store = open_store(self.url, self.anonymous, self.patience)
-            if found := broken_chunk(store, self.variables, map(self.slices, indices)):
+            places = [self.slices(index, self.opened.origin) for index in indices]
+            if found := broken_chunk(store, self.variables, places):
                 raise CloudError(f"{self.url}: {found}") from error
             raise
         return [
@@ -216,11 +224,11 @@ class CloudDataset(FieldDataset):
             return [[variable[time, rows, part].values for part in parts] for variable in variables]
         return [[variable[time, rows, part].data for part in parts] for variable in variables]
 
-    def slices(self, index: int) -> Place:
+    def slices(self, index: int, origin: Sequence[int] = (0, 0, 0)) -> Place:
         """The sample's place; its longitudes may go on beyond the edge of the grid."""
         # All combinations in one list would take gigabytes for a large store.
         place = np.unravel_index(index, [len(steps) for steps in self.steps])
-        starts = (steps[int(i)] for steps, i in zip(self.steps, place, strict=True))
+        starts = (o + steps[int(i)] for o, steps, i in zip(origin, self.steps, place, strict=True))
         pairs = zip(starts, self.window, strict=True)
         t, y, x = (slice(start, start + size) for start, size in pairs)
         return t, y, x
