@@ -2,9 +2,9 @@
 
   uv run python usecase_cloud_access.py
 
-A training sample needs a small part of the data. A NetCDF file is downloaded first, as a rule: where
-its values lie stands inside, so a reader over a network asks many times. A Zarr store says in a
-small text file how its arrays are cut into chunks, and each chunk is an object.
+A training sample needs a small part of the data. A NetCDF file is downloaded first, as a rule: it
+says inside where its values lie, so a reader over a network asks many times. A Zarr store says in
+a small text file how its arrays are cut into chunks, and each chunk is an object.
 """
 
 import sys
