@@ -1,6 +1,8 @@
 """What is missing or broken is one clear line, and never passes for data."""
 
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +24,27 @@ from tests.cloud_stores import url as url  # a fixture
 SHARDED = {"chunk": (5, 4, 4), "shard": (10, 8, 8)}
 
 
+def copy_of(name: str, folder: Path, build: Callable[[str], object]) -> str:
+    """A store that is built once in a run of the tests."""
+    original = folder.parent / "originals" / name
+    if not original.exists():
+        build(str(original))
+    return str(shutil.copytree(original, folder / name))
+
+
 def v3(folder: Path) -> str:
-    small_store(str(folder / "v3"))
-    return str(folder / "v3")
+    return copy_of("v3", folder, small_store)
 
 
 def v2(folder: Path) -> str:
     fields = small_fields()
     encoding = {name: {"chunks": (5, 4, 7)} for name in fields.data_vars}
-    fields.to_zarr(folder / "v2", zarr_format=2, consolidated=False, encoding=encoding)
-    return str(folder / "v2")
+    settings = {"zarr_format": 2, "consolidated": False, "encoding": encoding}
+    return copy_of("v2", folder, partial(fields.to_zarr, **settings))
 
 
 def sharded(folder: Path) -> str:
-    small_store(str(folder / "sharded"), **SHARDED)
-    return str(folder / "sharded")
+    return copy_of("sharded", folder, partial(small_store, **SHARDED))
 
 
 def remote(folder: Path) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from src.config import CHAPTER
-from src.data.s3_server import FOLDER, connect
+from src.data.cloud_build import OCEAN_CHUNK, build_store, ocean_fields
 
+from tests.cloud_server import server as server  # a fixture
 from tests.lightning_runs import (
     OCEAN,
     SCRIPT,
@@ -163,27 +164,22 @@ def test_nothing_stays_behind(ends, ending):
         assert "continue with" in printed
 
 
-@pytest.mark.slow
-def test_no_secret_is_told(tmp_path):
-    """Planted ones in the environment, and the server's own: in no output and no file."""
-    planted = {"AWS_SECRET_ACCESS_KEY": "planted-secret-1", "WANDB_API_KEY": "planted-secret-2" * 3}
-    settings = [*OCEAN, "--trainer.max_epochs=1", "--trainer.wandb=offline"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *settings, f"--trainer.output_dir={tmp_path}"],
-        env=os.environ | planted,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    server = connect()
-    secrets = [*planted.values(), server["AWS_SECRET_ACCESS_KEY"]]
+def test_no_secret_is_told(server, monkeypatch, tmp_path, capfd):
+    """The key of a server that the environment names, and wandb's: in no output and no file."""
+    monkeypatch.setenv("WANDB_API_KEY", "planted-secret" * 3)
+    build_store("s3://bucket/ocean.zarr", ocean_fields(), (0, 30), OCEAN_CHUNK)
+    place = "--data.dataset.url=s3://bucket/ocean.zarr"
+    settings = [*OCEAN, place, "--trainer.max_epochs=1", "--trainer.wandb=offline"]
+    assert call_lightning(monkeypatch, *settings, f"--trainer.output_dir={tmp_path}") == 0
+    told = "".join(capfd.readouterr()).encode()
+    assert b"requests, 0 retries" in told
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("wandb" in str(path) for path in files)
     assert {"last.ckpt", "config.yaml", "metrics.csv"} <= {path.name for path in files}
-    for secret in map(str.encode, secrets):
-        assert secret not in done.stdout + done.stderr
-        for path in [*files, FOLDER / "server.log"]:
-            assert secret not in path.read_bytes(), path
+    for secret in ("planted-secret", server["AWS_SECRET_ACCESS_KEY"], server["AWS_ACCESS_KEY_ID"]):
+        assert secret.encode() not in told
+        for path in files:
+            assert secret.encode() not in path.read_bytes(), path
 
 
 def test_default_configuration_streams_from_s3():

@@ -3,6 +3,7 @@
 Shapes: V variables, T months, H latitudes, W longitudes.
 """
 
+import sys
 import warnings
 from collections.abc import Sequence
 from itertools import product
@@ -132,8 +133,8 @@ def compute_statistics(
             dask.delayed(block_statistics, pure=False)(field, months, train, y, x)
             for y, x in places
         ]
-        print(f"statistics of {name}: {len(tasks)} blocks", flush=True)
-        with ProgressBar(minimum=2):
+        print(f"statistics of {name}: {len(tasks)} block{'s' * (len(tasks) > 1)}", flush=True)
+        with ProgressBar(minimum=2, out=sys.stderr):
             found = dask.compute(*tasks, scheduler="threads", num_workers=threads)
         results.append(merge_blocks(field, places, found))
     statistics = xr.concat(results, "variable")
