@@ -1,7 +1,6 @@
 """Helpers of the tests that need a server like any other, and a bad way to it."""
 
 from collections.abc import Iterator
-from multiprocessing import forkserver
 
 import pytest
 import s3fs
@@ -14,7 +13,7 @@ from src.errors import UserError
 from tests.cloud_stores import small_store
 from tests.cloud_stores import url as url  # a fixture
 
-FEW = (12, 5, 10)  # chunks; each takes a request to write
+FEW = (6, 5, 10)  # chunks; each takes a request to write
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +29,9 @@ def server(tmp_path_factory) -> Iterator[dict[str, str]]:
         variables = connect(folder)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        # Workers have the environment of their forkserver: the one of earlier tests is of no use.
-        forkserver._forkserver._stop()
         files().mkdir("bucket")
         small_store("s3://bucket/small.zarr", chunk=FEW)
         yield variables
-        forkserver._forkserver._stop()
     disconnect(folder)
 
 
