@@ -10,7 +10,9 @@ too, and
 """
 
 import sys
+from collections.abc import Generator
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     repeated = {item for item in items if is_repeated(item)}
     config.hook.pytest_deselected(items=list(repeated))
     items[:] = [item for item in items if item not in repeated]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Stop the forkserver after a chapter's last test: it has imported that chapter's ``src``."""
+    result = yield
+    if nextitem is None or item.nodeid.partition("/")[0] != nextitem.nodeid.partition("/")[0]:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # what Python's tests use
+    return result

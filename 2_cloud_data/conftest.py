@@ -4,8 +4,12 @@ Every chapter has a package ``src``, and ``uv run pytest`` at the root runs all 
 process. So while pytest imports or runs anything in this folder, the folder is first on
 ``sys.path`` (DataLoader workers inherit that), and afterwards its modules leave ``sys.modules``
 until it is this chapter's turn again.
+
+PyTorch computes with one thread: for the tests' tiny models that is faster, and much faster where
+several tests run at once (``pytest -n 2``), whose threads would wait for each other's processors.
 """
 
+import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,6 +18,9 @@ from types import ModuleType
 
 import pytest
 
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read when torch is imported, and by what tests start
 CHAPTER = Path(__file__).resolve().parent
 own_modules: dict[str, ModuleType] = {}
 

@@ -53,7 +53,7 @@ def shared_reference(folder: Path) -> Path:
 
     Several test files compare theirs with it; it runs once, in ``folder``.
     """
-    output = folder / "lightning_reference"
+    output = folder / f"lightning_reference_{CHAPTER.name}"  # other chapters have other settings
     with pytest.MonkeyPatch.context() as monkeypatch:
         assert train_lightning(monkeypatch, output) == 0
     return output / "run_1"

@@ -16,7 +16,7 @@ import torch
 from src.config import CHAPTER
 
 from tests.lightning_runs import SCRIPT, TWO, assert_same_lightning_run, torchrun
-from tests.runs import TINY, wait_for_step
+from tests.runs import TINY, wait_for_step, wait_until_gone
 
 pytestmark = pytest.mark.slow
 STEPS = 60
@@ -135,8 +135,7 @@ def test_interrupt_saves_and_ends_all_ranks(one_node, tmp_path, number):
     assert output.count("lightning_train.py --resume") == 1
     saved = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
     assert f"stopped after step {saved}" in output
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    wait_until_gone(process.pid)
     resumed = [*words, f"--resume={folder}"]
     finish_well(subprocess.Popen(resumed, **pipes))
     assert_same_lightning_run(one_node, folder)

@@ -10,7 +10,16 @@ import torch
 from src.checkpoint import TrainingState
 from src.interrupt import GracefulInterrupt
 
-from tests.runs import LONG, assert_same_run, call, reference_run, start, train, wait_for_step
+from tests.runs import (
+    LONG,
+    assert_same_run,
+    call,
+    reference_run,
+    start,
+    train,
+    wait_for_step,
+    wait_until_gone,
+)
 
 
 @pytest.mark.parametrize("stop", [1, 4, 6, 11])
@@ -58,8 +67,7 @@ def test_interrupt_saves_and_ends(tmp_path, number):
     saved = torch.load(folder / "checkpoints/last.pt", weights_only=True)["global_step"]
     assert 20 <= saved < 1000
     assert f"stopped after step {saved}" in output
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    wait_until_gone(process.pid)
 
 
 @pytest.fixture

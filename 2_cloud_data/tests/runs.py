@@ -5,8 +5,10 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import pytorch_train
 import torch
@@ -73,6 +75,24 @@ def start(tmp_path: Path, *arguments: str, **settings) -> subprocess.Popen:
     settings["env"] = os.environ | {"WANDB_MODE": "disabled"}
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | settings
     return subprocess.Popen(command, **settings)
+
+
+def wait_until_gone(group: int) -> None:
+    """Return as soon as no process of a process group runs any more.
+
+    The last ones notice within moments that the others have ended; zombies do not count.
+    """
+    deadline = time.monotonic() + 60
+    while running := [p for p in psutil.process_iter(["status"]) if belongs_to(p, group)]:
+        assert time.monotonic() < deadline, running
+        time.sleep(0.05)
+
+
+def belongs_to(process: psutil.Process, group: int) -> bool:
+    try:
+        return process.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == group
+    except ProcessLookupError:
+        return False
 
 
 LONG = ["--data.dataset.num_samples=4000", "--trainer.max_epochs=2"]  # 1000 steps
