@@ -18,9 +18,7 @@ from types import ModuleType
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # read when torch is imported, and by what tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; children inherit it
 CHAPTER = Path(__file__).resolve().parent
 own_modules: dict[str, ModuleType] = {}
 
