@@ -5,8 +5,8 @@ process. So while pytest imports or runs anything in this folder, the folder is 
 ``sys.path`` (DataLoader workers inherit that), and afterwards its modules leave ``sys.modules``
 until it is this chapter's turn again.
 
-PyTorch computes with one thread: for the tests' tiny models that is faster, and much faster where
-several tests run at once (``pytest -n 2``), whose threads would wait for each other's processors.
+PyTorch computes with one thread: for the tests' tiny models that is faster, and on a busy machine
+much faster, where threads wait for each other's processors.
 """
 
 import os
