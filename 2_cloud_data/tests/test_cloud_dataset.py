@@ -9,6 +9,7 @@ from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import open_fields_lazily
 from src.data.cloud_statistics import compute_statistics, write_statistics
 from src.data.cloud_store import open_store
+from src.data.loader_settings import start_forkserver
 from src.data.pytorch_dataset import OceanDataset, WindowDataset
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
@@ -70,6 +71,7 @@ def test_workers_yield_the_same_over_epochs(url, num_workers):
     """Each opens the store for itself, in a process that was not forked from this one."""
     ours = dataset(url)
     expected = [ours[index][0] for index in range(len(ours))]
+    start_forkserver()
     loader = DataLoader(
         ours,
         batch_size=7,

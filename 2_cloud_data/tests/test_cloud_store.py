@@ -11,11 +11,12 @@ from src.data import cloud_store
 from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import open_fields_lazily
 from src.data.cloud_store import METADATA, open_store, split_key
+from src.data.loader_settings import start_forkserver
 from torch.utils.data import DataLoader
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from tests.cloud_server import FEW, files, one_line
+from tests.cloud_server import files, one_line
 from tests.cloud_server import proxy as proxy  # fixtures
 from tests.cloud_server import server as server
 from tests.cloud_stores import dataset, small_fields, small_store
@@ -48,9 +49,9 @@ def sharded(folder: Path) -> str:
 
 
 def remote(folder: Path) -> str:
-    name = f"s3://bucket/{folder.name}.zarr"
-    small_store(name, chunk=FEW)
-    return name
+    """The server copies it, object by object, which is faster than to write it."""
+    files().copy("bucket/small.zarr", f"bucket/{folder.name}.zarr", recursive=True)
+    return f"s3://bucket/{folder.name}.zarr"
 
 
 STORES = [v3, v2, sharded, pytest.param(remote, marks=pytest.mark.slow)]
@@ -85,21 +86,30 @@ def with_dask(place: str, statistics: str) -> None:
     open_fields_lazily(open_store(place), with_dask=True)["a"].load(scheduler="threads")
 
 
+STRIDE = (3, 3, 5)  # of windows that cover all chunks
+
+
 def in_samples(place: str, statistics: str) -> None:
-    ours = dataset(place, statistics_url=statistics)
+    ours = dataset(place, statistics_url=statistics, train_stride=STRIDE)
     ours.__getitems__(range(len(ours)))
 
 
 def in_samples_with_dask(place: str, statistics: str) -> None:
-    ours = dataset(place, statistics_url=statistics, dask="threads")
+    ours = dataset(place, statistics_url=statistics, train_stride=STRIDE, dask="threads")
     ours.__getitems__(range(len(ours)))
 
 
 def in_a_worker(place: str, statistics: str, context: str = "forkserver") -> None:
-    ours = dataset(place, statistics_url=statistics)
+    ours = dataset(place, statistics_url=statistics, train_stride=STRIDE)
+    if context == "forkserver":
+        start_forkserver()
     loader = DataLoader(ours, 8, num_workers=1, multiprocessing_context=context)
-    for _ in loader:
-        pass
+    batches = iter(loader)
+    try:
+        for _ in batches:
+            pass
+    finally:  # left to the garbage collector it would hold up a later test for seconds
+        batches._shutdown_workers()
 
 
 @pytest.mark.parametrize("make", STORES)

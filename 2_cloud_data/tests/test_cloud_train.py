@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from src.config import CHAPTER
-from src.data.cloud_build import OCEAN_CHUNK, build_store, ocean_fields
 
 from tests.cloud_server import server as server  # a fixture
+from tests.cloud_stores import SMALL
 from tests.lightning_runs import (
     OCEAN,
     SCRIPT,
@@ -27,15 +27,17 @@ from tests.lightning_runs import (
 )
 from tests.runs import call, rows, wait_for_step, weights
 
+# Fewer windows: each is read over the network, and 20 steps tell as much about bits as 76.
+SHORT = [*OCEAN, "--data.dataset.train_stride=[6,2,40]"]
 MEMORY = "--data.dataset=src.data.pytorch_dataset.OceanDataset"
 
 
 @pytest.fixture(scope="module")
 def in_memory(tmp_path_factory) -> Path:
-    """A run of 76 steps on the ocean in memory, as in chapter 1."""
+    """A run of two epochs on the ocean in memory, as in chapter 1."""
     output = tmp_path_factory.mktemp("memory")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        arguments = [*OCEAN, MEMORY, f"--trainer.output_dir={output}"]
+        arguments = [*SHORT, MEMORY, f"--trainer.output_dir={output}"]
         assert call_lightning(monkeypatch, *arguments) == 0
     return output / "run_1"
 
@@ -50,7 +52,7 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
 @pytest.mark.parametrize("reader", ["none", "threads"])
 def test_memory_and_s3_give_the_same_bits(monkeypatch, tmp_path, in_memory, reader, capsys):
     """Losses, scores and weights, whoever reads the chunks."""
-    arguments = [*OCEAN, f"--data.dataset.dask={reader}", f"--trainer.output_dir={tmp_path}"]
+    arguments = [*SHORT, f"--data.dataset.dask={reader}", f"--trainer.output_dir={tmp_path}"]
     assert call_lightning(monkeypatch, *arguments) == 0
     assert_same_bits(tmp_path / "run_1", in_memory)
     printed = capsys.readouterr().out
@@ -59,7 +61,7 @@ def test_memory_and_s3_give_the_same_bits(monkeypatch, tmp_path, in_memory, read
 
 @pytest.mark.slow
 def test_workers_give_the_same_bits(monkeypatch, tmp_path, in_memory):
-    arguments = [*OCEAN, "--data.num_workers=2", f"--trainer.output_dir={tmp_path}"]
+    arguments = [*SHORT, "--data.num_workers=2", f"--trainer.output_dir={tmp_path}"]
     assert call_lightning(monkeypatch, *arguments) == 0
     assert_same_bits(tmp_path / "run_1", in_memory)
 
@@ -67,7 +69,7 @@ def test_workers_give_the_same_bits(monkeypatch, tmp_path, in_memory):
 @pytest.mark.slow
 def test_two_ranks_have_the_curve_of_memory(tmp_path, in_memory):
     """Both start together: one starts the server and builds the store, the other one joins."""
-    on_two_ranks([("lightning", "", [*OCEAN, *TWO, f"--trainer.output_dir={tmp_path}"])])
+    on_two_ranks([("lightning", "", [*SHORT, *TWO, f"--trainer.output_dir={tmp_path}"])])
     ours, theirs = curve(tmp_path / "run_1"), curve(in_memory)
     assert len(ours) == len(theirs)
     assert (abs(ours - theirs) / theirs).max() < 1e-5
@@ -75,7 +77,7 @@ def test_two_ranks_have_the_curve_of_memory(tmp_path, in_memory):
 
 def test_raw_pytorch_streams_too(monkeypatch, tmp_path, in_memory):
     """Chapter 0's script with the same configuration."""
-    assert call(monkeypatch, *OCEAN, f"--trainer.output_dir={tmp_path}") == 0
+    assert call(monkeypatch, *SHORT, f"--trainer.output_dir={tmp_path}") == 0
     theirs = lightning_weights(in_memory)
     assert all(w.equal(theirs[key]) for key, w in weights(tmp_path / "run_1").items())
 
@@ -83,9 +85,9 @@ def test_raw_pytorch_streams_too(monkeypatch, tmp_path, in_memory):
 @pytest.mark.slow
 def test_command_line_streams(monkeypatch, tmp_path, in_memory, capsys):
     """LightningCLI with its own configuration file, and a resumed run."""
-    settings = [word for word in OCEAN if "picture_every" not in word and "wandb" not in word]
+    settings = [word for word in SHORT if "picture_every" not in word and "wandb" not in word]
     output = f"--trainer.logger.init_args.output_dir={tmp_path}"
-    assert call_cli(monkeypatch, "fit", *settings, output, "--trainer.max_steps=50") == 0
+    assert call_cli(monkeypatch, "fit", *settings, output, "--trainer.max_steps=13") == 0
     last = tmp_path / "run_1" / "checkpoints" / "last.ckpt"
     arguments = [*settings, output, f"--ckpt_path={last}", "--trainer.max_steps=-1"]
     assert call_cli(monkeypatch, "fit", *arguments) == 0
@@ -115,7 +117,7 @@ def start_and_end(folder: Path, number: int, to: str) -> tuple[int, str, list[ps
 
     Returns its exit code, what it has printed, and which of its processes were left.
     """
-    settings = [*OCEAN, "--trainer.max_epochs=200", "--data.num_workers=1"]
+    settings = [*SHORT, "--trainer.max_epochs=200", "--data.num_workers=1"]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *settings, f"--trainer.output_dir={folder}"],
         env=os.environ | {"EMBEDDED_S3_FOLDER": str(folder / "s3")},
@@ -167,9 +169,9 @@ def test_nothing_stays_behind(ends, ending):
 def test_no_secret_is_told(server, monkeypatch, tmp_path, capfd):
     """The key of a server that the environment names, and wandb's: in no output and no file."""
     monkeypatch.setenv("WANDB_API_KEY", "planted-secret" * 3)
-    build_store("s3://bucket/ocean.zarr", ocean_fields(), (0, 30), OCEAN_CHUNK)
-    place = "--data.dataset.url=s3://bucket/ocean.zarr"
-    settings = [*OCEAN, place, "--trainer.max_epochs=1", "--trainer.wandb=offline"]
+    small = [f"--data.dataset.{name}={list(value)}" for name, value in SMALL.items()]
+    place = ["--data.dataset.url=s3://bucket/small.zarr", "--model.patch_size=[3,2,3]"]
+    settings = [*SHORT, *small, *place, "--trainer.max_epochs=1", "--trainer.wandb=offline"]
     assert call_lightning(monkeypatch, *settings, f"--trainer.output_dir={tmp_path}") == 0
     told = "".join(capfd.readouterr()).encode()
     assert b"requests, 0 retries" in told
