@@ -82,7 +82,7 @@ def wait_until_gone(group: int) -> None:
 
     The last ones notice within moments that the others have ended; zombies do not count.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 20
     while running := [p for p in psutil.process_iter(["status"]) if belongs_to(p, group)]:
         assert time.monotonic() < deadline, running
         time.sleep(0.05)

@@ -1,6 +1,5 @@
 """Training from object storage: the same curve, no process left, no secret told."""
 
-import contextlib
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from tests.lightning_runs import (
     on_two_ranks,
 )
 from tests.runs import call, rows, wait_for_step, weights
+from tests.s3_processes import runs
 
 # Fewer windows: each is read over the network, and 20 steps tell as much about bits as 76.
 SHORT = [*OCEAN, "--data.dataset.train_stride=[6,2,40]"]
@@ -104,12 +104,7 @@ ENDINGS = {  # what is sent, and to all processes of the job or to the training 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still run; one that nobody waits for may stay as a zombie."""
-    left = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(process)
-    return left
+    return [process for process in processes if runs(process)]
 
 
 def start_and_end(folder: Path, number: int, to: str) -> tuple[int, str, list[psutil.Process]]:
