@@ -1,10 +1,12 @@
 """The streamed samples: those of the data in memory, to the bit, however they are read."""
 
+import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from src.data import cloud_dask
 from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import open_fields_lazily
 from src.data.cloud_statistics import compute_statistics, write_statistics
@@ -52,9 +54,15 @@ def test_cluster_reads_the_same(url):
     ours = dataset(url, dask="cluster", dask_threads=1)
     assert_same_samples(ours, in_memory("train", True), range(8))
     loader = DataLoader(ours, 4, num_workers=1, multiprocessing_context="spawn")
-    x, _ = next(iter(loader))
+    batches = iter(loader)
+    x, _ = next(batches)
     expected = torch.stack([ours[index][0] for index in range(4)])
     assert x.nan_to_num(1).equal(expected.nan_to_num(1))
+    batches._shutdown_workers()
+    client = cloud_dask._clients.pop(os.getpid())  # it would go on to use a processor now and then
+    cluster = client.cluster
+    client.close()
+    cluster.close()
 
 
 def test_the_ocean_from_s3_is_the_ocean_in_memory():
@@ -177,8 +185,12 @@ def test_nothing_to_learn(tmp_path, value):
 
 def test_fork_is_an_error_and_no_hang(url):
     loader = DataLoader(dataset(url), 4, num_workers=1, multiprocessing_context="fork")
+    batches = iter(loader)
     with pytest.raises(CloudError, match="fork hangs once a store is open; allowed: forkserver, s"):
-        next(iter(loader))
+        next(batches)
+    for worker in batches._workers:  # it does not end by itself, and the loader waits for it
+        worker.kill()
+    batches._shutdown_workers()
 
 
 def test_windows_are_counted_and_not_listed(url):

@@ -39,8 +39,10 @@ def answer(door: socket.socket, words: bytes | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [None, b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"\0" * 1000])
-def test_file_of_a_crashed_server_is_no_obstacle(tmp_path, words):
+def test_file_of_a_crashed_server_is_no_obstacle(tmp_path, monkeypatch, words):
     """Its port belongs to nobody now, or to another program."""
+    create = socket.create_connection  # it would wait five seconds for a word
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: create(place, 0.5))
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     content = f"AWS_ENDPOINT_URL=http://127.0.0.1:{port}\nSUPERVISOR_PORT={port}\nSUPERVISOR_ID=ab"
