@@ -6,6 +6,7 @@ import xarray as xr
 from src.data.cloud_build import build_store
 from src.data.cloud_store import CheckedStore
 from src.data.usecase_cloud_dataset import CloudDataset
+from torch.utils.data._utils import signal_handling
 
 # For a store of ``small_fields``.
 SMALL = {
@@ -59,3 +60,12 @@ def url(tmp_path_factory) -> str:
     place = str(tmp_path_factory.mktemp("store") / "small.zarr")
     small_store(place)
     return place
+
+
+def end_forked_workers(batches) -> None:
+    """Kill the workers of a DataLoader's iterator: forked ones may not end, and it would wait."""
+    batches._worker_pids_set = False  # that they were killed is no error
+    signal_handling._remove_worker_pids(id(batches))
+    for worker in batches._workers:
+        worker.kill()
+    batches._shutdown_workers()

@@ -18,7 +18,14 @@ from src.errors import UserError
 from src.reproducibility import worker_init_fn
 from torch.utils.data import DataLoader
 
-from tests.cloud_stores import SMALL, assert_same_samples, dataset, small_fields, small_store
+from tests.cloud_stores import (
+    SMALL,
+    assert_same_samples,
+    dataset,
+    end_forked_workers,
+    small_fields,
+    small_store,
+)
 from tests.cloud_stores import url as url  # a fixture
 
 MODES = ["none", "single-threaded", "threads"]
@@ -188,9 +195,7 @@ def test_fork_is_an_error_and_no_hang(url):
     batches = iter(loader)
     with pytest.raises(CloudError, match="fork hangs once a store is open; allowed: forkserver, s"):
         next(batches)
-    for worker in batches._workers:  # it does not end by itself, and the loader waits for it
-        worker.kill()
-    batches._shutdown_workers()
+    end_forked_workers(batches)
 
 
 def test_windows_are_counted_and_not_listed(url):
