@@ -1,41 +1,103 @@
-"""What the small scripts of this chapter share."""
+"""What this chapter's measurements share: the machine, its processes, a slow network, medians."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
 
-import fsspec
-from src.data.s3_server import BUCKET, connect
+import psutil
 
-
-def embedded_file_system() -> fsspec.AbstractFileSystem:
-    """The embedded server's bucket, as fsspec sees it: the same methods as for a local disk."""
-    server = connect()
-    return fsspec.filesystem(
-        "s3",
-        key=server["AWS_ACCESS_KEY_ID"],
-        secret=server["AWS_SECRET_ACCESS_KEY"],
-        endpoint_url=server["AWS_ENDPOINT_URL"],
-        max_concurrency=1,  # else it asks for an object's size before it reads it
-    )
-
-
-def embedded_url(name: str) -> str:
-    """The address of an object in the embedded bucket."""
-    return f"s3://{BUCKET}/{name}"
+CHAPTER = Path(__file__).resolve().parent
+PACKAGES = ("torch", "tensorstore", "zarr", "xarray", "s3fs", "numpy")
 
 
-@dataclass
-class Timing:
-    """How long something took, in seconds."""
+def machine() -> dict[str, Any]:
+    """Hardware, versions and date, for a log."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        model = found[1] if found else model
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+    }
 
-    seconds: float = 0.0
+
+class Processes:
+    """Memory and processor time of this process and its children, watched from a thread.
+
+    Shared pages count in each process, as in ``RES`` of top.
+    """
+
+    def __enter__(self) -> "Processes":
+        self.peak_mb, self.seconds = 0.0, 0.0
+        self._cpu: dict[int, float] = {}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self.seconds = sum(self._cpu.values())
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        start = sum(me.cpu_times()[:2])
+        while True:
+            total = 0
+            for process in [me, *me.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_info().rss
+                    used = sum(process.cpu_times()[:2])
+                    self._cpu[process.pid] = used - start if process == me else used
+            self.peak_mb = max(self.peak_mb, total / 1e6)
+            if self._end.wait(0.2):
+                return
 
 
-@contextmanager
-def timed() -> Iterator[Timing]:
-    """Measure the block; the result is there when it has ended."""
-    timing, start = Timing(), time.perf_counter()
-    yield timing
-    timing.seconds = time.perf_counter() - start
+@contextlib.contextmanager
+def slow_network(delay: str, endpoint: str = "") -> Iterator[dict[str, str]]:
+    """The variables of a way to the embedded server on which each request takes longer."""
+    if delay in ("", "0", "0ms"):
+        yield {}
+        return
+    command = [sys.executable, "slow_network.py", "--delay", delay]
+    command += ["--endpoint", endpoint] if endpoint else []
+    with subprocess.Popen(command, cwd=CHAPTER, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            url = process.stdout.readline().split()
+            if len(url) < 3:
+                raise RuntimeError(f"slow_network.py did not start: {' '.join(url)}")
+            yield {"EMBEDDED_S3_ENDPOINT": url[2]}
+        finally:
+            process.terminate()
+            process.communicate()  # it says what has come through, and would miss a listener
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest value."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def import_path(path: str) -> Any:
+    """What a dotted path names. Raises ImportError or AttributeError."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,223 @@
+"""Measure how well a data loader keeps a model busy, for many settings of it.
+
+  uv run python benchmark_datapipeline_configurations.py
+  uv run python benchmark_datapipeline_configurations.py --train_step_time 0
+  uv run python benchmark_datapipeline_configurations.py --dataset dummydataset.DummySlowDataset \
+      --dataset_args '{"load_time": 0.005}' --file config/benchmark_workers.yaml
+
+A file lists configurations, or a grid of values; config/benchmark.yaml explains it. Each one runs
+in a process of its own, in turns, several times; the table shows medians with the smallest and the
+largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an interrupted
+benchmark goes on with what is missing there. A configuration that fails is reported, and the others
+go on.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import auto_cli
+from src.config import HelpFormatter
+from src.data.s3_server import connect
+from src.errors import UserError, one_line_errors
+from tqdm import tqdm
+from utils import CHAPTER, machine, slow_network, spread
+
+Configuration = dict[str, Any]
+KEYS = {
+    *("dataset", "dataset_args", "batch_size", "num_workers", "prefetch_factor", "model"),
+    *("persistent_workers", "multiprocessing_context", "pin_memory"),
+    *("train_step_time", "batches", "warmup", "delay"),
+}
+COLUMNS = [  # title, key in a result, factor, format
+    ("wait ms", "wait", 1e3, ".1f"),
+    ("busy %", "busy", 100, ".0f"),
+    ("samples/s", "samples_per_second", 1, ".0f"),
+    ("first s", "seconds_to_first_batch", 1, ".2f"),
+    ("requests", "requests_per_sample", 1, ".2f"),
+    ("kB", "kilobytes_per_sample", 1, ".0f"),
+    ("CPU s", "cpu_seconds", 1, ".1f"),
+    ("memory MB", "peak_memory_mb", 1, ".0f"),
+]
+
+
+def read_configurations(path: Path, changes: Configuration) -> dict[str, Configuration]:
+    """Names and configurations of a file, defaults filled in, with ``changes`` in all of them."""
+    try:
+        written = yaml.safe_load(path.read_text())
+        defaults, named = dict(written["defaults"]), dict(written.get("configurations") or {})
+        grid = dict(written.get("grid") or {})
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"file: {path} is no list of configurations: {error}") from error
+    if grid:
+        for values in itertools.product(*grid.values()):
+            chosen = dict(zip(grid, values, strict=True))
+            named[", ".join(f"{key} {value}" for key, value in chosen.items())] = chosen
+    found = {}
+    for name, own in named.items():
+        arguments = dict(defaults.get("dataset_args", {})) | dict(
+            (own or {}).get("dataset_args", {})
+        )
+        merged = {"model": {}, "delay": "0ms"} | defaults | (own or {}) | changes
+        if "dataset" not in changes:
+            merged["dataset_args"] = arguments
+        if unknown := set(merged) - KEYS:
+            raise UserError(
+                f"file: {name} has {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(KEYS))}"
+            )
+        found[name] = merged
+    if not found:
+        raise UserError(f"file: {path} has neither configurations nor a grid")
+    return found
+
+
+def fingerprint(configuration: Configuration) -> str:
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The runs of a log; a line that a kill has cut short is none."""
+    if not path.exists():
+        return []
+    runs = []
+    for line in path.read_text().splitlines():
+        try:
+            runs.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return runs
+
+
+def run_once(configuration: Configuration, timeout: float) -> dict[str, Any]:
+    """The result of a process, or what it said last."""
+    with (
+        slow_network(configuration["delay"]) as variables,
+        subprocess.Popen(
+            [sys.executable, "benchmark_one.py"],
+            cwd=CHAPTER,
+            env=os.environ | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            printed, said = process.communicate(json.dumps(configuration), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return {"error": f"not done in {timeout:g} s"}
+        finally:
+            process.kill()
+    if process.returncode:
+        return {"error": (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
+    return json.loads(printed.splitlines()[-1])
+
+
+def missing_runs(
+    configurations: dict[str, Configuration], repeats: int, log: Path
+) -> Iterator[tuple[str, int]]:
+    """In turns: what changes on the machine meanwhile then changes all of them."""
+    done = {(run["fingerprint"], run["repeat"]) for run in read_log(log) if "error" not in run}
+    for repeat in range(repeats):
+        for name, configuration in configurations.items():
+            if (fingerprint(configuration), repeat) not in done:
+                yield name, repeat
+
+
+def summarise(configurations: dict[str, Configuration], log: Path) -> dict[str, dict[str, Any]]:
+    """Median, smallest and largest value of each column, or the error, by name."""
+    runs, found = read_log(log), {}
+    for name, configuration in configurations.items():
+        mark = fingerprint(configuration)
+        own = [run for run in runs if run["fingerprint"] == mark and "error" not in run]
+        if not own:
+            errors = [run["error"] for run in runs if run["fingerprint"] == mark]
+            found[name] = {"error": errors[-1] if errors else "did not run"}
+            continue
+        for run in own:
+            run["wait"] = sum(run["waits"]) / len(run["waits"])
+        found[name] = {key: spread([run[key] for run in own]) for _, key, _, _ in COLUMNS}
+        found[name]["runs"] = len(own)
+    return found
+
+
+def table(summary: dict[str, dict[str, Any]]) -> str:
+    """A row for each configuration: median, and below it smallest and largest."""
+    width = max(map(len, summary)) + 2
+    lines = [" " * width + "".join(f"{title:>14}" for title, *_ in COLUMNS)]
+    for name, values in summary.items():
+        if "error" in values:
+            lines.append(f"{name:<{width}}failed: {values['error']}")
+            continue
+        cells = ""
+        for _, key, factor, style in COLUMNS:
+            low, high = (format(values[key][end] * factor, style) for end in ("min", "max"))
+            middle = format(values[key]["median"] * factor, style)
+            cells += f"{middle if low == high else f'{middle} {low}-{high}':>14}"
+        lines.append(f"{name:<{width}}{cells}")
+    return "\n".join(lines)
+
+
+def main(
+    file: str = "config/benchmark.yaml",
+    dataset: str | None = None,
+    dataset_args: dict[str, Any] | None = None,
+    train_step_time: float | str | None = None,
+    delay: str | None = None,
+    batches: int | None = None,
+    repeats: int = 3,
+    timeout: float = 300.0,
+    log: str | None = None,
+) -> int:
+    """Measure the configurations of a file.
+
+    Args:
+        file: the configurations.
+        dataset: import path of another Dataset for all of them; replace it by yours.
+        dataset_args: its arguments.
+        train_step_time: seconds that stand for the model's step; real trains the chapter's model.
+        delay: before each request to the embedded server, such as 30ms.
+        batches: batches that are measured in a run, after the warm-up.
+        repeats: runs of each configuration.
+        timeout: seconds after which a run has failed.
+        log: where the runs go; null takes benchmark_logs/ and the name of the file.
+    """
+    if repeats < 1 or (batches is not None and batches < 1) or timeout <= 0:
+        raise UserError(f"repeats, batches, timeout: {repeats}, {batches}, {timeout}; allowed: > 0")
+    chosen = {
+        "dataset": dataset,
+        "dataset_args": dataset_args or ({} if dataset else None),
+        "train_step_time": train_step_time,
+        "delay": delay,
+        "batches": batches,
+    }
+    changes = {key: value for key, value in chosen.items() if value is not None}
+    place = Path(file) if Path(file).is_absolute() else CHAPTER / file
+    configurations = read_configurations(place, changes)
+    path = Path(log) if log else CHAPTER / "benchmark_logs" / f"{place.stem}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = machine()
+    connect()  # one server for all runs
+    todo = list(missing_runs(configurations, repeats, path))
+    for name, repeat in tqdm(todo, unit="run", disable=None):
+        configuration = configurations[name]
+        result = run_once(configuration, timeout)
+        line = {"name": name, "repeat": repeat, "fingerprint": fingerprint(configuration)}
+        line |= {"configuration": configuration, "machine": about} | result
+        with path.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+    summary = summarise(configurations, path)
+    print(table(summary))
+    return int(any("error" in values for values in summary.values()))
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        sys.exit(auto_cli(main, description=__doc__, formatter_class=HelpFormatter))
