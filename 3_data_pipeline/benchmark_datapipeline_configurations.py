@@ -175,6 +175,7 @@ def main(
     repeats: int = 3,
     timeout: float = 300.0,
     log: str | None = None,
+    fresh: bool = False,
 ) -> int:
     """Measure the configurations of a file.
 
@@ -188,6 +189,7 @@ def main(
         repeats: runs of each configuration.
         timeout: seconds after which a run has failed.
         log: where the runs go; null takes benchmark_logs/ and the name of the file.
+        fresh: begin the log anew, instead of going on with it.
     """
     if repeats < 1 or (batches is not None and batches < 1) or timeout <= 0:
         raise UserError(f"repeats, batches, timeout: {repeats}, {batches}, {timeout}; allowed: > 0")
@@ -201,8 +203,10 @@ def main(
     changes = {key: value for key, value in chosen.items() if value is not None}
     place = Path(file) if Path(file).is_absolute() else CHAPTER / file
     configurations = read_configurations(place, changes)
-    path = Path(log) if log else CHAPTER / "benchmark_logs" / f"{place.stem}.jsonl"
+    path = CHAPTER / (log or f"benchmark_logs/{place.stem}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        path.unlink(missing_ok=True)
     about = machine()
     connect()  # one server for all runs
     todo = list(missing_runs(configurations, repeats, path))
