@@ -47,6 +47,9 @@ COLUMNS = [  # title, key in a result, factor, format
     ("memory MB", "peak_memory_mb", 1, ".0f"),
 ]
 
+ENDS = ("median", "min", "max")
+SPREAD = {"wait", "samples_per_second"}  # of these the table shows smallest and largest value, too
+
 
 def read_configurations(path: Path, changes: Configuration) -> dict[str, Configuration]:
     """Names and configurations of a file, defaults filled in, with ``changes`` in all of them."""
@@ -149,20 +152,26 @@ def summarise(configurations: dict[str, Configuration], log: Path) -> dict[str, 
 
 
 def table(summary: dict[str, dict[str, Any]]) -> str:
-    """A row for each configuration: median, and below it smallest and largest."""
-    width = max(map(len, summary)) + 2
-    lines = [" " * width + "".join(f"{title:>14}" for title, *_ in COLUMNS)]
+    """A row for each configuration: medians; where it matters, from smallest to largest value."""
+    width = max(map(len, summary)) + 1
+    rows = {name: cells(values) for name, values in summary.items() if "error" not in values}
+    titles = [title for title, *_ in COLUMNS]
+    widths = [max(map(len, column)) + 2 for column in zip(titles, *rows.values(), strict=True)]
+    lines = [" " * width + "".join(map(str.rjust, titles, widths))]
     for name, values in summary.items():
-        if "error" in values:
-            lines.append(f"{name:<{width}}failed: {values['error']}")
-            continue
-        cells = ""
-        for _, key, factor, style in COLUMNS:
-            low, high = (format(values[key][end] * factor, style) for end in ("min", "max"))
-            middle = format(values[key]["median"] * factor, style)
-            cells += f"{middle if low == high else f'{middle} {low}-{high}':>14}"
-        lines.append(f"{name:<{width}}{cells}")
+        found = "".join(map(str.rjust, rows[name], widths)) if name in rows else ""
+        problem = f"  failed: {values['error']}" if "error" in values else ""
+        lines.append(f"{name:<{width}}{found}{problem}")
     return "\n".join(lines)
+
+
+def cells(values: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    found = []
+    for _, key, factor, style in COLUMNS:
+        middle, low, high = (format(values[key][end] * factor, style) for end in ENDS)
+        found.append(f"{middle} ({low}-{high})" if key in SPREAD and low != high else middle)
+    return found
 
 
 def main(

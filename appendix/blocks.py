@@ -14,6 +14,7 @@ the test suite, fails if a block is not what its call gives::
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tokenize
@@ -162,3 +163,25 @@ def refusals(commands: dict[str, str]) -> None:
         # Long lists of allowed keys are cut: the table shows the form of the message.
         line = line if len(line) < 150 else line[:145].rpartition(" ")[0] + " ..."
         cog.outl(f"| {wrong} | `error: {line}` |")
+
+
+def factors(records: dict[str, str], reference: str, rows: list[str]) -> None:
+    """How many times as many samples per second as a benchmark's reference row, by record."""
+    speeds = {title: samples_per_second(record(name)["stdout"]) for title, name in records.items()}
+    cog.outl(f"| times as fast as *{reference}* | {' | '.join(records)} |")
+    cog.outl("|---|" + "---|" * len(records))
+    for row in rows:
+        cells = (f"{found[row] / found[reference]:.0f}" for found in speeds.values())
+        cog.outl(f"| {row} | {' | '.join(cells)} |")
+
+
+def samples_per_second(printed: str) -> dict[str, float]:
+    """The medians in the table of benchmark_datapipeline_configurations.py, by its rows' names."""
+    header, *lines = printed.splitlines()
+    titles = re.split(r"\s{2,}", header.strip())
+    found = {}
+    for line in lines:
+        name, *values = re.split(r"\s{2,}", line.strip())
+        if len(values) == len(titles):
+            found[name] = float(values[titles.index("samples/s")].split()[0])
+    return found

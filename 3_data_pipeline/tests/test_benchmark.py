@@ -119,6 +119,15 @@ def test_log_is_continued_and_a_broken_one_reported(file, tmp_path, monkeypatch,
     assert ran == [4, 3]  # the broken one again, and the lost one
 
 
+def measuring(process: subprocess.Popen) -> list[psutil.Process]:
+    """The children of a benchmark, once one of them measures."""
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+        if any("benchmark_one.py" in child.cmdline() for child in family):
+            return family
+    return []
+
+
 @pytest.mark.slow
 def test_interrupt_leaves_no_process(file, tmp_path):
     """Ctrl-C while a configuration is measured."""
@@ -129,11 +138,8 @@ def test_interrupt_leaves_no_process(file, tmp_path):
     arguments = [f"--file={file}", f"--log={tmp_path / 'log'}", long]
     arguments += ["--dataset=dummydataset.DummySlowDataset"]
     process = subprocess.Popen([*command, *arguments], cwd=CHAPTER)
-    children: list[psutil.Process] = []
-    while not any("benchmark_one.py" in child.cmdline() for child in children):
+    while not (children := measuring(process)):
         assert process.poll() is None
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 128 + signal.SIGINT
     _, left = psutil.wait_procs(children, timeout=30)

@@ -30,6 +30,7 @@ from tests.s3_processes import runs
 # Fewer windows: each is read over the network, and 20 steps tell as much about bits as 76.
 SHORT = [*OCEAN, "--data.dataset.train_stride=[6,2,40]"]
 MEMORY = "--data.dataset=src.data.pytorch_dataset.OceanDataset"
+CLOUD = "--data.dataset=src.data.usecase_cloud_dataset.CloudDataset"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,8 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
 @pytest.mark.parametrize("reader", ["none", "threads"])
 def test_memory_and_s3_give_the_same_bits(monkeypatch, tmp_path, in_memory, reader, capsys):
     """Losses, scores and weights, whoever reads the chunks."""
-    arguments = [*SHORT, f"--data.dataset.dask={reader}", f"--trainer.output_dir={tmp_path}"]
+    reading = [CLOUD, f"--data.dataset.dask={reader}"]
+    arguments = [*SHORT, *reading, f"--trainer.output_dir={tmp_path}"]
     assert call_lightning(monkeypatch, *arguments) == 0
     assert_same_bits(tmp_path / "run_1", in_memory)
     printed = capsys.readouterr().out
