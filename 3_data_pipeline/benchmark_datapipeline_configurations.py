@@ -2,12 +2,12 @@
 
   uv run python benchmark_datapipeline_configurations.py
   uv run python benchmark_datapipeline_configurations.py --train_step_time 0
-  uv run python benchmark_datapipeline_configurations.py --dataset dummydataset.DummySlowDataset \
-      --dataset_args '{"load_time": 0.005}' --file config/benchmark_workers.yaml
+  uv run python benchmark_datapipeline_configurations.py --file benchmark_configs/workers.yaml \
+      --dataset my_module.MyDataset --dataset_args '{"folder": "/data"}'
 
-A file lists configurations, or a grid of values; config/benchmark.yaml explains it. Each one runs
-in a process of its own, in turns, several times; the table shows medians with the smallest and the
-largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an interrupted
+A file lists configurations, or a grid of values; benchmark_configs/ladder.yaml explains it. Each one
+runs in a process of its own, in turns, several times; the table shows medians with the smallest and
+the largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an interrupted
 benchmark goes on with what is missing there. A configuration that fails is reported, and the others
 go on.
 """
@@ -36,6 +36,7 @@ KEYS = {
     *("persistent_workers", "multiprocessing_context", "pin_memory"),
     *("train_step_time", "batches", "warmup", "delay"),
 }
+ARGUMENT = "dataset_args."  # begins the name of a dataset's argument in a grid
 COLUMNS = [  # title, key in a result, factor, format
     ("wait ms", "wait", 1e3, ".1f"),
     ("busy %", "busy", 100, ".0f"),
@@ -62,15 +63,17 @@ def read_configurations(path: Path, changes: Configuration) -> dict[str, Configu
     if grid:
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values, strict=True))
-            named[", ".join(f"{key} {value}" for key, value in chosen.items())] = chosen
+            arguments = {k.partition(".")[2]: chosen.pop(k) for k in grid if k.startswith(ARGUMENT)}
+            short = (key.removeprefix(ARGUMENT) for key in grid)
+            name = ", ".join(f"{key} {value}" for key, value in zip(short, values, strict=True))
+            named[name] = chosen | {"dataset_args": arguments}
     found = {}
     for name, own in named.items():
-        arguments = dict(defaults.get("dataset_args", {})) | dict(
-            (own or {}).get("dataset_args", {})
-        )
-        merged = {"model": {}, "delay": "0ms"} | defaults | (own or {}) | changes
+        own = own or {}
+        merged = {"model": {}, "delay": "0ms"} | defaults | own | changes
         if "dataset" not in changes:
-            merged["dataset_args"] = arguments
+            parts = [section.get("dataset_args", {}) for section in (defaults, own, changes)]
+            merged["dataset_args"] = parts[0] | parts[1] | parts[2]
         if unknown := set(merged) - KEYS:
             raise UserError(
                 f"file: {name} has {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(KEYS))}"
@@ -175,7 +178,7 @@ def cells(values: dict[str, Any]) -> list[str]:
 
 
 def main(
-    file: str = "config/benchmark.yaml",
+    file: str = "benchmark_configs/ladder.yaml",
     dataset: str | None = None,
     dataset_args: dict[str, Any] | None = None,
     train_step_time: float | str | None = None,
@@ -204,7 +207,7 @@ def main(
         raise UserError(f"repeats, batches, timeout: {repeats}, {batches}, {timeout}; allowed: > 0")
     chosen = {
         "dataset": dataset,
-        "dataset_args": dataset_args or ({} if dataset else None),
+        "dataset_args": dataset_args if dataset_args or not dataset else {},
         "train_step_time": train_step_time,
         "delay": delay,
         "batches": batches,

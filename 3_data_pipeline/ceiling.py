@@ -137,7 +137,7 @@ def copying(dataset: FastDataset, batch_size: int, seconds: float) -> tuple[floa
 
 
 def main(
-    file: str = "config/benchmark.yaml",
+    file: str = "benchmark_configs/ladder.yaml",
     delay: str = "30ms",
     step_time: float | str = 0.1,
     packed: bool = True,

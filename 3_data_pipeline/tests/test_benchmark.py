@@ -84,8 +84,17 @@ def test_configurations_of_a_file(file):
     assert found["good"]["batches"] == 5
     assert found["batch_size 2"]["batch_size"] == 2
     assert found["good"]["dataset_args"]["load_time"] == 0.01
+    slower = benchmark.read_configurations(file, {"dataset_args": {"load_time": 1.0}})
+    assert slower["good"]["dataset_args"] == BASE["dataset_args"] | {"load_time": 1.0}
     other = benchmark.read_configurations(file, {"dataset": "x.Y", "dataset_args": {"a": 1}})
     assert other["good"]["dataset_args"] == {"a": 1}
+    assert found["batch_size 2"]["dataset_args"] == BASE["dataset_args"]
+    grid = {"num_workers": [0, 1], "dataset_args.load_time": [0.1]}
+    file.write_text(yaml.safe_dump({"defaults": BASE, "grid": grid}, sort_keys=False))
+    found = benchmark.read_configurations(file, {})
+    assert list(found) == ["num_workers 0, load_time 0.1", "num_workers 1, load_time 0.1"]
+    changed = BASE["dataset_args"] | {"load_time": 0.1}
+    assert found["num_workers 1, load_time 0.1"]["dataset_args"] == changed
     file.write_text("defaults: {speed: 1}\nconfigurations: {one: null}")
     with pytest.raises(UserError, match="one has speed; allowed: batch_size, "):
         benchmark.read_configurations(file, {})

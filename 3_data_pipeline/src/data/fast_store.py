@@ -156,6 +156,8 @@ def explain_tensorstore(error: Exception, url: str) -> str:
         return f"access denied: wrong credentials, or no right to do this here (reading {key})"
     if code == "NOT_FOUND":
         return f"chunk {chunk} of the array {array} is missing"
+    if "Operation too slow" in found[2]:  # curl's words for a stalled request
+        return f"{explain(TimeoutError(), SILENCE)} (reading {key})"
     if code in ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN"):
         return f"{found[2]} (reading {key})"
     return f"chunk {chunk} of the array {array} is broken: {found[2]}"

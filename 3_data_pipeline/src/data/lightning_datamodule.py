@@ -120,16 +120,22 @@ class FieldDataModule(L.LightningDataModule):
         return self.new_loader(self.train_set, batch_sampler=batches)
 
     def val_dataloader(self) -> DataLoader:
-        own = EvaluationSlice(len(self.val_set), self.rank, self.world_size)
-        size = min(max(1, 2 * self.batch_size // self.world_size), len(own))
+        own, size = self.own_samples()
         batches = batches_of(own, size, self.val_set, self.num_workers, drop_last=False)
         return self.new_loader(self.val_set, **batches)
+
+    def own_samples(self) -> tuple[EvaluationSlice, int]:
+        """This rank's part of the validation samples, and how many of them make a batch."""
+        own = EvaluationSlice(len(self.val_set), self.rank, self.world_size)
+        return own, min(max(1, 2 * self.batch_size // self.world_size), len(own))
 
     def test_dataloader(self) -> DataLoader:
         return self.val_dataloader()
 
     def predict_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
+        # Not ahead: Lightning warns of a sampler of batches here, since it may leave some out.
+        own, size = self.own_samples()
+        return self.new_loader(self.val_set, batch_size=size, sampler=own)
 
     @property
     def new_loader(self) -> Callable[..., DataLoader]:
