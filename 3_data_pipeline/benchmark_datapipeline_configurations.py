@@ -5,9 +5,9 @@
   uv run python benchmark_datapipeline_configurations.py --file benchmark_configs/workers.yaml \
       --dataset my_module.MyDataset --dataset_args '{"folder": "/data"}'
 
-A file lists configurations, or a grid of values; benchmark_configs/ladder.yaml explains it. Each one
-runs in a process of its own, in turns, several times; the table shows medians with the smallest and
-the largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an interrupted
+A file lists configurations, or a grid of values; benchmark_configs/ladder.yaml explains it. Each
+one runs in a process of its own, in turns, several times; the table shows medians with the smallest
+and the largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an interrupted
 benchmark goes on with what is missing there. A configuration that fails is reported, and the others
 go on.
 """
