@@ -7,9 +7,9 @@
 
 A file lists configurations, or a grid of values; benchmark_configs/ladder.yaml explains it. Each
 one runs in a process of its own, in turns, several times; the table shows medians with the smallest
-and the largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an interrupted
-benchmark goes on with what is missing there. A configuration that fails is reported, and the others
-go on.
+and the largest value. Everything goes to benchmark_logs/, one line of JSON for each run: an
+interrupted benchmark goes on with what is missing there. A configuration that fails is reported,
+and the others go on.
 """
 
 import hashlib
