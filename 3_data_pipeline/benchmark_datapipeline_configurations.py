@@ -12,8 +12,6 @@ interrupted benchmark goes on with what is missing there. A configuration that f
 and the others go on.
 """
 
-import hashlib
-import itertools
 import json
 import os
 import subprocess
@@ -22,21 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jsonargparse import auto_cli
-from src.config import HelpFormatter
+from benchmark_file import Configuration, fingerprint, read_configurations
 from src.data.s3_server import connect
 from src.errors import UserError, one_line_errors
 from tqdm import tqdm
-from utils import CHAPTER, machine, slow_network, spread
+from utils import CHAPTER, machine, run_command, same_machine, slow_network, spread
 
-Configuration = dict[str, Any]
-KEYS = {
-    *("dataset", "dataset_args", "batch_size", "num_workers", "prefetch_factor", "model"),
-    *("persistent_workers", "multiprocessing_context", "pin_memory"),
-    *("train_step_time", "batches", "warmup", "delay"),
-}
-ARGUMENT = "dataset_args."  # begins the name of a dataset's argument in a grid
 COLUMNS = [  # title, key in a result, factor, format
     ("wait ms", "wait", 1e3, ".1f"),
     ("busy %", "busy", 100, ".0f"),
@@ -50,42 +39,6 @@ COLUMNS = [  # title, key in a result, factor, format
 
 ENDS = ("median", "min", "max")
 SPREAD = {"wait", "samples_per_second"}  # of these the table shows smallest and largest value, too
-
-
-def read_configurations(path: Path, changes: Configuration) -> dict[str, Configuration]:
-    """Names and configurations of a file, defaults filled in, with ``changes`` in all of them."""
-    try:
-        written = yaml.safe_load(path.read_text())
-        defaults, named = dict(written["defaults"]), dict(written.get("configurations") or {})
-        grid = dict(written.get("grid") or {})
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"file: {path} is no list of configurations: {error}") from error
-    if grid:
-        for values in itertools.product(*grid.values()):
-            chosen = dict(zip(grid, values, strict=True))
-            arguments = {k.partition(".")[2]: chosen.pop(k) for k in grid if k.startswith(ARGUMENT)}
-            short = (key.removeprefix(ARGUMENT) for key in grid)
-            name = ", ".join(f"{key} {value}" for key, value in zip(short, values, strict=True))
-            named[name] = chosen | {"dataset_args": arguments}
-    found = {}
-    for name, own in named.items():
-        own = own or {}
-        merged = {"model": {}, "delay": "0ms"} | defaults | own | changes
-        if "dataset" not in changes:
-            parts = [section.get("dataset_args", {}) for section in (defaults, own, changes)]
-            merged["dataset_args"] = parts[0] | parts[1] | parts[2]
-        if unknown := set(merged) - KEYS:
-            raise UserError(
-                f"file: {name} has {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(KEYS))}"
-            )
-        found[name] = merged
-    if not found:
-        raise UserError(f"file: {path} has neither configurations nor a grid")
-    return found
-
-
-def fingerprint(configuration: Configuration) -> str:
-    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -127,19 +80,21 @@ def run_once(configuration: Configuration, timeout: float) -> dict[str, Any]:
 
 
 def missing_runs(
-    configurations: dict[str, Configuration], repeats: int, log: Path
+    configurations: dict[str, Configuration], repeats: int, runs: list[dict[str, Any]]
 ) -> Iterator[tuple[str, int]]:
     """In turns: what changes on the machine meanwhile then changes all of them."""
-    done = {(run["fingerprint"], run["repeat"]) for run in read_log(log) if "error" not in run}
+    done = {(run["fingerprint"], run["repeat"]) for run in runs if "error" not in run}
     for repeat in range(repeats):
         for name, configuration in configurations.items():
             if (fingerprint(configuration), repeat) not in done:
                 yield name, repeat
 
 
-def summarise(configurations: dict[str, Configuration], log: Path) -> dict[str, dict[str, Any]]:
+def summarise(
+    configurations: dict[str, Configuration], runs: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """Median, smallest and largest value of each column, or the error, by name."""
-    runs, found = read_log(log), {}
+    found: dict[str, dict[str, Any]] = {}
     for name, configuration in configurations.items():
         mark = fingerprint(configuration)
         own = [run for run in runs if run["fingerprint"] == mark and "error" not in run]
@@ -221,19 +176,26 @@ def main(
         path.unlink(missing_ok=True)
     about = machine()
     connect()  # one server for all runs
-    todo = list(missing_runs(configurations, repeats, path))
+    # A log may come from another machine, or from before an update.
+    runs = [run for run in read_log(path) if same_machine(run["machine"], about)]
+    todo, broken = list(missing_runs(configurations, repeats, runs)), set()
     for name, repeat in tqdm(todo, unit="run", disable=None):
+        if name in broken:
+            continue
         configuration = configurations[name]
         result = run_once(configuration, timeout)
         line = {"name": name, "repeat": repeat, "fingerprint": fingerprint(configuration)}
         line |= {"configuration": configuration, "machine": about} | result
         with path.open("a") as lines:
             lines.write(json.dumps(line) + "\n")
-    summary = summarise(configurations, path)
+        runs.append(line)
+        if "error" in result:
+            broken.add(name)
+    summary = summarise(configurations, runs)
     print(table(summary))
     return int(any("error" in values for values in summary.values()))
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(auto_cli(main, description=__doc__, formatter_class=HelpFormatter))
+        sys.exit(run_command(main, __doc__))

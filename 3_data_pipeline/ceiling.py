@@ -8,28 +8,26 @@ unpacks and copies so much, and the loader reaches what it reaches. In the table
 samples per second of the same windows, so the smallest number is the bottleneck.
 """
 
+import copy
 import os
 import sys
 import time
 from collections.abc import Callable
-from itertools import product
-from typing import Any
 
 import numpy as np
 import tensorstore as ts
 import yaml
 from benchmark_one import Model, Order
-from jsonargparse import auto_cli
-from src.config import HelpFormatter
 from src.data.cloud_errors import CloudError
 from src.data.fast_dataset import FastDataset
-from src.data.fast_store import PACKED, key_value_store, read_context
+from src.data.fast_source import Source, key_value_store_of, object_shape
+from src.data.fast_store import key_value_store, read_context
 from src.data.look_ahead import LookAhead
 from src.data.s3_server import connect
 from src.errors import UserError, one_line_errors
 from torch.utils.data import default_collate
 from tqdm import tqdm
-from utils import CHAPTER, machine, slow_network
+from utils import CHAPTER, machine, run_command, slow_network
 
 CONCURRENCIES = (1, 4, 16, 64, 128)
 WHAT_HELPS = {
@@ -50,27 +48,11 @@ def for_a_while(work: Callable[[int], int], seconds: float) -> float:
     return done / (time.perf_counter() - start)
 
 
-def chunk_shape(array: ts.TensorStore) -> tuple[int, ...]:
-    """The shape of an object's values."""
-    shape = array.chunk_layout.write_chunk.shape or ()
-    return tuple(size or 1 for size in shape)
-
-
-def chunks_of_batch(dataset: FastDataset, indices: list[int]) -> list[str]:
-    """The keys of the objects that a batch needs, each once."""
-    found = set()
-    names = [PACKED] if dataset.packed else dataset.variables
-    for index in indices:
-        place = dataset.slices(index, dataset.opened.origin)
-        for name, array in zip(names, dataset.arrays, strict=True):
-            shape = chunk_shape(array)[-3:]
-            touched = (
-                {i % n // size for i in range(part.start, part.stop)}
-                for part, n, size in zip(place, array.shape[-3:], shape, strict=True)
-            )
-            lead = ("0",) if dataset.packed else ()
-            found |= {"/".join([name, "c", *lead, *map(str, c)]) for c in product(*touched)}
-    return sorted(found)
+def objects_of_batch(dataset: FastDataset, indices: list[int]) -> list[tuple[int, str]]:
+    """The objects that a batch needs, each once: number of the array, and key in it."""
+    origin = dataset.opened.origin
+    parts = [part for i in indices for _, part in dataset.parts(dataset.slices(i, origin))]
+    return sorted(dataset.source.objects(parts))
 
 
 def raw_gets(
@@ -81,16 +63,17 @@ def raw_gets(
     Whole batches, with the next ones on their way, as the reader does it; nothing is decoded.
     """
     context = read_context(concurrency, 0, dataset.patience)
-    spec = key_value_store(f"{dataset.url}/", dataset.anonymous)
-    store = ts.KvStore.open(spec, context=context).result()
+    place = key_value_store(f"{dataset.url}/", dataset.anonymous)
+    places = [place | {"path": key_value_store_of(array).path} for array in dataset.source.arrays]
+    stores = [ts.KvStore.open(place, context=context).result() for place in places]
     coming: list[list[ts.Future]] = []
     size = 0
 
     def fetch(number: int) -> int:
         nonlocal size
         while len(coming) <= dataset.batches_ahead:
-            keys = chunks_of_batch(dataset, batches[(number + len(coming)) % len(batches)])
-            coming.append([store.read(key) for key in keys])
+            needed = objects_of_batch(dataset, batches[(number + len(coming)) % len(batches)])
+            coming.append([stores[which].read(key) for which, key in needed])
         for future in coming.pop(0):
             size += len(future.result().value)
         return len(batches[0])
@@ -102,24 +85,19 @@ def raw_gets(
 
 def decoding(dataset: FastDataset, batch: list[int], seconds: float) -> tuple[float, float]:
     """Samples per second from memory, with all cores, and decoded megabytes per second."""
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    remote = ts.KvStore.open(key_value_store(f"{dataset.url}/", dataset.anonymous)).result()
-    here = ts.KvStore.open("memory://", context=context).result()
-    names = [PACKED] if dataset.packed else dataset.variables
-    for key in [*chunks_of_batch(dataset, batch), *(f"{name}/zarr.json" for name in names)]:
-        here.write(key, remote.read(key).result().value).result()
-    spec: dict[str, Any] = {"driver": "zarr3", "fill_missing_data_reads": False}
-    local = FastDataset.__new__(FastDataset)
-    local.__dict__ |= dataset.__dict__ | {"_pending": {}, "_arrays": []}
-    local._arrays = [
-        ts.open(
-            spec | {"kvstore": {"driver": "memory", "path": f"{name}/"}}, open=True, context=context
-        ).result()
-        for name in names
-    ]
+    needed = objects_of_batch(dataset, batch)
+    context, here = ts.Context(), []  # a store in memory belongs to a context
+    for number, array in enumerate(dataset.source.arrays):
+        place = {"driver": "memory", "path": f"{number}/"}
+        store = ts.KvStore.open(place, context=context).result()
+        keys = [key for which, key in needed if which == number]
+        for key in ["zarr.json", *keys]:
+            store.write(key, key_value_store_of(array).read(key).result().value).result()
+        here.append(ts.open({"driver": "zarr3", "kvstore": place}, context=context).result())
+    local = copy.copy(dataset)
+    local._pending, local._source = {}, Source(here, dataset.source.rows)
     speed = for_a_while(lambda _: len(local.__getitems__(batch)), seconds)
-    sizes = (np.prod(chunk_shape(array)) * 4 for array in dataset.arrays)
-    decoded = len(chunks_of_batch(dataset, batch)) / len(names) * sum(sizes)
+    decoded = sum(4 * np.prod(object_shape(dataset.source.arrays[which])) for which, _ in needed)
     return speed, speed / len(batch) * decoded / 1e6
 
 
@@ -166,7 +144,7 @@ def main(
         arguments = settings["dataset_args"] | {"batches_ahead": batches_ahead}
         arguments |= {"packed": packed, "concurrency": concurrency}
         dataset = FastDataset("train", **arguments)
-        batches = list(Order(len(dataset), size, 400))
+        batches = list(Order(dataset, size, 400))
         sample_bytes = dataset[0][0].nbytes
         rows: list[tuple[str, str, float, float]] = []
         steps = tqdm(total=4 + len(CONCURRENCIES), unit="measurement", disable=None, leave=False)
@@ -218,7 +196,7 @@ def report(rows: list[tuple[str, str, float, float]], sample_bytes: int) -> None
 if __name__ == "__main__":
     with one_line_errors():
         try:
-            auto_cli(main, description=__doc__, formatter_class=HelpFormatter)
+            run_command(main, __doc__)
         except ValueError as error:  # TensorStore's
             raise CloudError(str(error)) from error
         sys.exit()

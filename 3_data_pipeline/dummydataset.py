@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 
 class DummySlowDataset(Dataset[tuple[Tensor, int]]):
-    """Noise, after a pause.
+    """A constant field, after a pause.
 
     Args:
         split: train or val; it makes no difference here.

@@ -9,10 +9,10 @@ it stopped.
 
 import sys
 
-from jsonargparse import auto_cli
-from src.config import HelpFormatter
+from src.data.fast_store import packed_path
 from src.data.pack import pack
 from src.errors import UserError, one_line_errors
+from utils import run_command
 
 
 def main(
@@ -21,6 +21,7 @@ def main(
     variables: list[str] | None = None,
     threads: int = 2,
     overwrite: bool = False,
+    name: str = "fields",
 ) -> None:
     """Copy a store's variables into one array.
 
@@ -30,14 +31,15 @@ def main(
         variables: which variables; null takes all.
         threads: chunks that are copied at the same time.
         overwrite: replace another copy.
+        name: of the copy, for FastDataset's packed; a store may have several, with other chunks.
     """
     if min(*chunk, threads) < 1:
         raise UserError(f"chunk, threads: {[*chunk]}, {threads}; allowed: from 1")
-    pack(url, chunk, variables, threads, overwrite)
-    print(f"finished: {url}/packed/fields")
+    pack(url, chunk, variables, threads, overwrite, name)
+    print(f"finished: {url}/{packed_path(name)}")
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        auto_cli(main, description=__doc__, formatter_class=HelpFormatter, as_positional=False)
+        run_command(main, __doc__)
         sys.exit()

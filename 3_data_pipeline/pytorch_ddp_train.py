@@ -19,6 +19,8 @@ from src.checkpoint import TrainingState, checkpoint_to_resume
 from src.config import CHAPTER, parse_config, run_folder
 from src.data.lightning_sampler import EvaluationSlice, TrainBatches
 from src.data.loaders import Loaders, make_loaders
+from src.data.look_ahead import look_ahead
+from src.data.orders import order_of
 from src.device import choose_device, describe_device
 from src.errors import UserError
 from src.evaluation import SquaredError
@@ -92,6 +94,7 @@ def train(config: Namespace, resolved: str, device: torch.device, loaders: Loade
         rank,
         world_size,
         step=lambda: state.step,
+        order=order_of(loaders.train_set),
     )
     own = EvaluationSlice(len(loaders.val_set), rank, world_size)
     new_loader = partial(
@@ -101,7 +104,8 @@ def train(config: Namespace, resolved: str, device: torch.device, loaders: Loade
         worker_init_fn=loaders.train.worker_init_fn,
         generator=torch.Generator().manual_seed(seed_of_rank(seed, rank)),
     )
-    train_loader = new_loader(loaders.train_set, batch_sampler=batches)
+    coming = look_ahead(batches, loaders.train_set, loaders.train.num_workers)
+    train_loader = new_loader(loaders.train_set, batch_sampler=coming)
     val_loader = new_loader(loaders.val_set, batch_size=config.data.batch_size, sampler=own)
     while state.step < total_steps:
         epoch = state.step // loaders.steps_per_epoch

@@ -1,5 +1,6 @@
 """What this chapter's measurements share: the machine, its processes, a slow network, medians."""
 
+import argparse
 import contextlib
 import importlib
 import importlib.metadata
@@ -9,13 +10,18 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+import torch
+from jsonargparse import ArgumentParser
+from src.config import HelpFormatter
+from src.config_errors import explain
+from src.errors import UserError
 
 CHAPTER = Path(__file__).resolve().parent
 PACKAGES = ("torch", "tensorstore", "zarr", "xarray", "s3fs", "numpy")
@@ -31,6 +37,7 @@ def machine() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": model,
         "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -68,14 +75,21 @@ class Processes:
                     used = sum(process.cpu_times()[:2])
                     self._cpu[process.pid] = used - start if process == me else used
             self.peak_mb = max(self.peak_mb, total / 1e6)
-            if self._end.wait(0.2):
+            if self._end.wait(1.0):
                 return
+
+
+def check_delay(delay: str) -> None:
+    """Raise UserError for a delay that slow_network.py would not take."""
+    if not re.fullmatch(r"\d+(\.\d+)?(us|ms|s)", delay):
+        raise UserError(f"delay: {delay!r} is not a number with a unit; allowed: such as 30ms, 1s")
 
 
 @contextlib.contextmanager
 def slow_network(delay: str, endpoint: str = "") -> Iterator[dict[str, str]]:
     """The variables of a way to the embedded server on which each request takes longer."""
-    if delay in ("", "0", "0ms"):
+    check_delay(delay)
+    if not float(delay.rstrip("mus")):
         yield {}
         return
     command = [sys.executable, "slow_network.py", "--delay", delay]
@@ -85,11 +99,33 @@ def slow_network(delay: str, endpoint: str = "") -> Iterator[dict[str, str]]:
             assert process.stdout
             url = process.stdout.readline().split()
             if len(url) < 3:
-                raise RuntimeError(f"slow_network.py did not start: {' '.join(url)}")
+                raise UserError(f"delay: slow_network.py did not start: {' '.join(url)}")
             yield {"EMBEDDED_S3_ENDPOINT": url[2]}
         finally:
             process.terminate()
             process.communicate()  # it says what has come through, and would miss a listener
+
+
+def same_machine(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two runs may stand in one table: the same hardware and versions, on any day."""
+    keys = (set(one) | set(other)) - {"date", "memory_gb"}
+    return all(one.get(key) == other.get(key) for key in keys)
+
+
+def run_command(function: Callable[..., Any], description: str | None) -> Any:
+    """Call a function with the arguments of the command line; UserError for wrong ones."""
+    parser = ArgumentParser(
+        description=description,
+        formatter_class=HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_function_arguments(function, as_group=False)
+    try:
+        arguments = parser.parse_args()
+    except argparse.ArgumentError as error:
+        raise UserError(explain(str(error), parser)) from error
+    return function(**arguments.as_dict())
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -107,6 +107,7 @@ def measure(chapter: Path, name: str, command: str) -> dict:
     stop.set()
     watcher.join()
     if process.returncode:
+        print(printed, end="")  # it may say what went wrong
         raise SystemExit(f"error: {command!r} ended with exit code {process.returncode}")
     made = run_folders(output) - before
     for folder in made:

@@ -57,6 +57,8 @@ def files_named(chapter: Path, text: str) -> Iterator[Path]:
     """Files that a string is the name of: a script, a job file, a configuration; a module."""
     if " " in text or len(text) > 100:  # a sentence may mention a file
         return
+    if text.startswith("output/"):  # what a run leaves behind is no part of the code
+        return
     if text.startswith(("src.", "tests.")):
         yield from module_files(chapter, text)
     elif Path(text).suffix in (".py", ".yaml", ".sbatch"):

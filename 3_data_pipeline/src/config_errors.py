@@ -18,7 +18,7 @@ def explain(message: str, parser: ArgumentParser) -> str:
     # What the user did not write is of no use to him: Python types, and all that was parsed before.
     message = re.sub(r"Type \S*Callable\[.*? expects a function or a callable class: ", "", message)
     message = re.sub(r"\.? Got value: Namespace\(.*", "", message).replace("Parser key ", "")
-    classes = {leaf.__name__: leaf for leaf in leaf_classes(FieldDataset)}
+    classes = {usable.__name__: usable for usable in usable_classes(FieldDataset)}
     # ... Expected a dot import path string: Ocean | No module named 'ocean' | has no attribute
     if re.search("import path|No module|has no attribute", message):
         names = ", ".join(sorted(classes))
@@ -37,7 +37,12 @@ def explain(message: str, parser: ArgumentParser) -> str:
     return f"{message}; allowed: {', '.join(keys)}"
 
 
-def leaf_classes(base: type) -> list[type]:
-    """The subclasses of ``base`` that are ready to use: those without subclasses of their own."""
+def usable_classes(base: type) -> list[type]:
+    """``base`` and its subclasses, without those that are only there to be built upon.
+
+    A dataset that can be chosen takes the split first, which is what the program gives it.
+    """
     children: list[type] = base.__subclasses__()
-    return [leaf for child in children for leaf in leaf_classes(child)] if children else [base]
+    found = [usable for child in children for usable in usable_classes(child)]
+    first = next(iter(inspect.signature(base).parameters), "")
+    return [base, *found] if first == "split" else found

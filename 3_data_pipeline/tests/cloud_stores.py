@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import xarray as xr
 from src.data.cloud_build import build_store
+from src.data.cloud_errors import CloudError
 from src.data.cloud_store import CheckedStore
 from src.data.usecase_cloud_dataset import CloudDataset
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 # For a store of ``small_fields``.
@@ -69,3 +71,12 @@ def end_forked_workers(batches) -> None:
     for worker in batches._workers:
         worker.kill()
     batches._shutdown_workers()
+
+
+def assert_fork_is_refused(dataset: CloudDataset) -> None:
+    """A forked worker raises, instead of waiting for ever."""
+    loader = DataLoader(dataset, 4, num_workers=1, multiprocessing_context="fork")
+    batches = iter(loader)
+    with pytest.raises(CloudError, match="fork hangs once a store is open; allowed: forkserver, s"):
+        next(batches)
+    end_forked_workers(batches)

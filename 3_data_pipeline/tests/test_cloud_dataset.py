@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 
 from tests.cloud_stores import (
     SMALL,
+    assert_fork_is_refused,
     assert_same_samples,
     dataset,
-    end_forked_workers,
     small_fields,
     small_store,
 )
@@ -191,11 +191,7 @@ def test_nothing_to_learn(tmp_path, value):
 
 
 def test_fork_is_an_error_and_no_hang(url):
-    loader = DataLoader(dataset(url), 4, num_workers=1, multiprocessing_context="fork")
-    batches = iter(loader)
-    with pytest.raises(CloudError, match="fork hangs once a store is open; allowed: forkserver, s"):
-        next(batches)
-    end_forked_workers(batches)
+    assert_fork_is_refused(dataset(url))
 
 
 def test_windows_are_counted_and_not_listed(url):

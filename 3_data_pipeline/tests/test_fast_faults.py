@@ -1,15 +1,19 @@
 """What faults get from the fast reader: retries that are counted, a limit, one clear line."""
 
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from src.config import CHAPTER
 from src.data.cloud_errors import CloudError
 from src.data.cloud_store import SILENCE
 from src.data.fast_dataset import FastDataset
-from src.data.fast_store import key_value_store
+from src.data.fast_store import embedded_credentials, key_value_store
 from src.data.pack import pack
 from src.data.s3_proxy import Fault
-from src.data.s3_server import FOLDER
+from src.data.s3_server import FOLDER, connect
 
 from tests.cloud_server import FEW, files, one_line
 from tests.cloud_server import proxy as proxy  # fixtures
@@ -65,12 +69,28 @@ def test_persistent_fault_ends_the_read(proxy, kind, message):
     """When its patience is at an end, which counts the pauses between the tries."""
     ours = fast(patience=0.15)
     proxy.faults.append(Fault(kind, "GET", "/a/c/", times=None))
+    ours.prefetch([4, 5])
     start = time.monotonic()
     with pytest.raises(CloudError) as caught:
         ours[3]
     assert time.monotonic() - start < 3 * SILENCE
     assert message in one_line(caught, PLACE)
     assert not ours._pending
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disk_cache", [None, "cache"])
+def test_end_of_the_program_waits_for_no_request(proxy, tmp_path, disk_cache):
+    """Python waits for all threads at its end, and these would wait for an hour."""
+    proxy.faults.append(Fault("stall", "GET", "/a/c/", times=None))
+    settings = SMALL | {"patience": 3600.0, "disk_cache": disk_cache and str(tmp_path / disk_cache)}
+    code = "from src.data.fast_dataset import FastDataset as F\n"
+    code += f"F('train', url={PLACE!r}, **{settings}).prefetch([0, 1, 2]); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=CHAPTER, stdin=subprocess.PIPE, text=True) as process:
+        proxy.wait_for("GET", "/a/c/", timeout=60)
+        process.communicate("\n", timeout=120)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -93,6 +113,28 @@ def test_missing_and_broken_chunks_are_named(server, packed, tmp_path):
     assert one_line(caught, place) == f"chunk {number} of the array {array} is missing"
 
 
+def test_cache_on_disk(url, proxy, tmp_path):
+    """It counts what the store was asked for, retries, and keeps no half of an object."""
+    folder = str(tmp_path / "cache")
+    ours = fast(disk_cache=folder, patience=1.0)
+    before, seen = ours.counts[0].clone(), len(proxy.requests)
+    proxy.faults.append(Fault("503", "GET", "/c/", times=1))
+    assert_same_samples(ours, dataset(url), range(6))
+    requests, retries, _ = (ours.counts[0] - before).tolist()
+    assert retries == 1
+    assert requests == len(proxy.requests) - seen
+    before, seen = ours.counts[0].clone(), len(proxy.requests)
+    assert_same_samples(ours, dataset(url), range(6))
+    assert (ours.counts[0] - before).tolist() == [0, 0, 0]
+    assert len(proxy.requests) == seen
+    proxy.faults.append(Fault("cut", "GET", "/a/c/", times=None))
+    with pytest.raises(CloudError) as caught:
+        ours.__getitems__(range(6, len(ours)))
+    assert "(reading a/c/" in one_line(caught, PLACE)
+    proxy.faults.clear()
+    assert_same_samples(ours, dataset(url))
+
+
 def test_wrong_secret_while_it_reads(server, monkeypatch):
     """A key that is withdrawn is told at once; no secret is told with it."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-secret")
@@ -103,30 +145,17 @@ def test_wrong_secret_while_it_reads(server, monkeypatch):
 
 
 def test_embedded_credentials_are_for_this_user_alone():
-    place = key_value_store("s3://embedded/x/", anonymous=False)
+    """Also when all ranks and workers want them at once; nothing is left of their tries."""
     path = FOLDER / "credentials"
+    key_value_store("s3://embedded/x/", anonymous=False)
+    own = connect()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            path.unlink()
+            places = list(pool.map(lambda _: embedded_credentials(own), range(32)))
+    assert all(place == places[0] for place in places)
     assert path.stat().st_mode & 0o777 == 0o600
-    secret = path.read_text().split("aws_secret_access_key=")[1].strip()
+    assert [file.name for file in FOLDER.glob("tmp*")] == []
+    secret = path.read_text().split("aws_secret_access_key = ")[1].strip()
     assert len(secret) == 40
-    assert secret not in str(place)
-
-
-PLACES = {
-    "gs://bucket/x/": {"driver": "gcs", "bucket": "bucket", "path": "x/"},
-    "https://host.org/data/x/": {
-        "driver": "http",
-        "base_url": "https://host.org",
-        "path": "/data/x/",
-    },
-    "/data/x/": {"driver": "file", "path": "/data/x/"},
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_other_places(place):
-    assert key_value_store(place, anonymous=False) == PLACES[place]
-
-
-def test_place_that_tensorstore_does_not_know():
-    with pytest.raises(CloudError, match=r"does not read az://; allowed: s3, gs, https and local"):
-        key_value_store("az://container/x/", anonymous=False)
+    assert secret not in str(places)

@@ -30,7 +30,10 @@ def start_cluster(threads: int) -> str:
         from distributed import Client, LocalCluster  # here: most trainings do without it
 
         cluster = LocalCluster(
-            n_workers=1, threads_per_worker=threads, host="127.0.0.1", dashboard_address=":0"
+            n_workers=1,
+            threads_per_worker=threads,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",  # with ":0" other machines could read it
         )
         client = _clients[os.getpid()] = Client(cluster)
         # In this order: a cluster that ends before its client leaves errors in the log.

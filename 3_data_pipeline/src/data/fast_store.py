@@ -7,7 +7,9 @@ https://google.github.io/tensorstore/kvstore/s3/index.html and .../driver/zarr3/
 
 import os
 import re
+import threading
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,13 +20,14 @@ import zarr
 from src.data.cloud_errors import CloudError, explain
 from src.data.cloud_store import OPENING, SILENCE, split_key
 from src.data.s3_server import BUCKET, FOLDER, connect
-from src.data.s3_supervisor import publish
 
 PACKED = "packed/fields"  # the copy of a store that holds all variables together
+NAME = re.compile(r"\w[\w-]*")  # of a copy
 METRICS = ("read", "retries", "bytes_read")  # TensorStore's names for cloud_store.COUNTERS
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before a retry; each pause doubles the one before
 
 _counted = np.zeros(len(METRICS), np.int64)  # by this process so far
+_counting = threading.Lock()
 
 
 def read_context(concurrency: int, cache_mb: float, patience: float) -> ts.Context:
@@ -48,6 +51,15 @@ def read_context(concurrency: int, cache_mb: float, patience: float) -> ts.Conte
             "http_request_retries": retries,
         }
     )
+
+
+def packed_path(name: str | bool) -> str:
+    """Where a copy is in the store, by name; ``packed/fields`` for true."""
+    if name is True:
+        return PACKED
+    if not name or not NAME.fullmatch(name):
+        raise CloudError(f"packed: {name!r} is no name; allowed: letters, digits, _ and -")
+    return f"packed/{name}"
 
 
 def number_of_retries(patience: float) -> int:
@@ -94,11 +106,15 @@ def key_value_store(url: str, anonymous: bool) -> dict[str, Any]:
 def embedded_credentials(own: dict[str, str]) -> dict[str, str]:
     """Those of this chapter's server, in a file: TensorStore takes none directly."""
     path = FOLDER / "credentials"
-    content = {
-        "[embedded]\naws_access_key_id": own["AWS_ACCESS_KEY_ID"],
-        "aws_secret_access_key": own["AWS_SECRET_ACCESS_KEY"],
-    }
-    publish(path, content)
+    content = (
+        f"[embedded]\naws_access_key_id = {own['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key = {own['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    if not path.exists() or path.read_text() != content:
+        # Under a name of its own: all ranks and workers do this at the same time.
+        with NamedTemporaryFile("w", dir=FOLDER, delete=False) as file:  # others cannot read it
+            file.write(content)
+        Path(file.name).replace(path)
     return {
         "type": "profile",
         "profile": "embedded",
@@ -108,12 +124,12 @@ def embedded_credentials(own: dict[str, str]) -> dict[str, str]:
 
 
 def open_array(
-    group: zarr.Group, name: str, kvstore: dict[str, Any], context: ts.Context, url: str
+    group: zarr.Group, name: str, place: dict[str, Any], context: ts.Context, url: str
 ) -> ts.TensorStore:
     """An array whose missing chunks are errors. Raises CloudError if it cannot be read as it is."""
     array = group.get(name)
     if not isinstance(array, zarr.Array):
-        raise CloudError(f"{url}: there is no array {name} here; pack_store.py makes packed/fields")
+        raise CloudError(f"{url}: there is no array {name} here; pack_store.py makes packed ones")
     attributes = {"scale_factor", "add_offset"} & set(array.attrs)
     filler = array.attrs.get("_FillValue", np.nan)
     if attributes or array.dtype.kind != "f" or not plain_nan(filler):
@@ -123,7 +139,7 @@ def open_array(
         )
     spec = {
         "driver": "zarr" if array.metadata.zarr_format == 2 else "zarr3",
-        "kvstore": kvstore,
+        "kvstore": place | {"path": f"{place['path']}{name}/"},
         "fill_missing_data_reads": False,
         "recheck_cached_data": False,  # nobody changes a store while it is read
         "recheck_cached_metadata": False,
@@ -163,13 +179,14 @@ def explain_tensorstore(error: Exception, url: str) -> str:
     return f"chunk {chunk} of the array {array} is broken: {found[2]}"
 
 
-def count_requests(counts: np.ndarray) -> None:
-    """Add what this process has asked for since the last time to (3,) ``counts``."""
-    found = np.zeros_like(_counted)
-    for metric in ts.experimental_collect_matching_metrics("/tensorstore/kvstore/"):
-        kind = metric["name"].rpartition("/")[2]
-        if kind in METRICS:
-            found[METRICS.index(kind)] += sum(entry["value"] for entry in metric["values"])
-    found[0] += found[1]  # a retry is a request, too
-    counts += found - _counted
-    _counted[:] = found
+def count_requests(counts: np.ndarray, driver: str) -> None:
+    """Add what this process has asked a driver for since the last time to (3,) ``counts``."""
+    with _counting:
+        found = np.zeros_like(_counted)
+        for metric in ts.experimental_collect_matching_metrics(f"/tensorstore/kvstore/{driver}/"):
+            kind = metric["name"].rpartition("/")[2]
+            if kind in METRICS:
+                found[METRICS.index(kind)] += sum(entry["value"] for entry in metric["values"])
+        found[0] += found[1]  # a retry is a request, too
+        counts += found - _counted
+        _counted[:] = found

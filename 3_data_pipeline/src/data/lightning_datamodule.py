@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 from src.data.lightning_sampler import EvaluationSlice, TrainBatches
 from src.data.loader_settings import StartMethod, worker_settings
 from src.data.look_ahead import batches_of, look_ahead
+from src.data.orders import order_of
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.errors import UserError
 from src.lightning_ranks import seed_of_rank, shared_fate
@@ -115,6 +116,7 @@ class FieldDataModule(L.LightningDataModule):
             self.rank,
             self.world_size,
             step=lambda: self.trainer.global_step if self.trainer else 0,
+            order=order_of(self.train_set),
         )
         batches = look_ahead(batches, self.train_set, self.num_workers)
         return self.new_loader(self.train_set, batch_sampler=batches)

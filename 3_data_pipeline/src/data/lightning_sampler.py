@@ -1,9 +1,11 @@
 """Each rank's share of the epoch: the union over the ranks is the batch of a single process."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch.utils.data import Sampler
 
+from src.data.orders import Order
 from src.data.sampler import epoch_order
 
 
@@ -22,6 +24,7 @@ class TrainBatches(Sampler[list[int]]):
         world_size: number of processes.
         step: tells how many optimiser steps are done. A function and not a number, because a
             resumed Trainer restores its counters after it has built the loaders.
+        order: the permutation of an epoch; None shuffles all samples.
     """
 
     def __init__(
@@ -32,13 +35,15 @@ class TrainBatches(Sampler[list[int]]):
         rank: int,
         world_size: int,
         step: Callable[[], int],
+        order: Order | None = None,
     ) -> None:
         self.num_samples, self.seed, self.batch_size = num_samples, seed, batch_size
         self.rank, self.world_size, self.step = rank, world_size, step
+        self.order = order or partial(epoch_order, num_samples)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, done = divmod(self.step(), len(self))
-        order = epoch_order(self.num_samples, self.seed, epoch)
+        order = self.order(self.seed, epoch)
         for number in range(done, len(self)):
             first = number * self.batch_size
             yield order[first + self.rank : first + self.batch_size : self.world_size]

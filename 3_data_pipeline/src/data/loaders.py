@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from src.data.loader_settings import StartMethod, worker_settings
 from src.data.look_ahead import batches_of
+from src.data.orders import OrderSampler
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.sampler import EpochSampler
 from src.errors import UserError
@@ -66,7 +67,7 @@ def make_loaders(
             f"data.batch_size: {batch_size} does not fit the {len(train_set)} training samples; "
             f"allowed: 1 to {len(train_set)}"
         )
-    sampler = EpochSampler(len(train_set), seed)
+    sampler = OrderSampler(train_set, seed)
     new_loader: Callable[..., DataLoader] = partial(
         DataLoader,
         num_workers=num_workers,

@@ -1,7 +1,7 @@
 """Copy the variables of a store into one array, so that a chunk holds all of them.
 
 A window of V variables then takes one V-th of the requests. The copy lies in the store itself, as
-``packed/fields`` (V, T, H, W); axes and statistics stay where they are.
+``packed/NAME`` (V, T, H, W); axes and statistics stay where they are.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from src.data.cloud_build import existing
 from src.data.cloud_errors import CloudError
 from src.data.cloud_fields import choose_variables, open_fields_lazily
 from src.data.cloud_store import open_store
-from src.data.fast_store import PACKED
+from src.data.fast_store import packed_path
 
 
 def pack(
@@ -27,6 +27,7 @@ def pack(
     variables: Sequence[str] | None = None,
     threads: int = 2,
     overwrite: bool = False,
+    name: str = "fields",
 ) -> None:
     """Write the copy, or what an earlier try has left to do. Raises CloudError for another one.
 
@@ -36,6 +37,7 @@ def pack(
         variables: which variables; None takes all, in order of the alphabet.
         threads: chunks that are copied at the same time.
         overwrite: replace another copy.
+        name: of the copy; a store may have several, with different chunks.
     """
     fields = open_fields_lazily(open_store(url))
     names = choose_variables(fields, variables, url)
@@ -43,10 +45,11 @@ def pack(
     chunk = tuple(min(c, n) for c, n in zip(chunk, shape, strict=True))
     store = open_store(url, writable=True)
     group = zarr.open_group(store, mode="r+")
-    array = group.get(PACKED)
+    path = packed_path(name)
+    array = group.get(path)
     if not isinstance(array, zarr.Array) or overwrite:
         array = group.create_array(
-            PACKED,
+            path,
             shape=(len(names), *shape),
             chunks=(len(names), *chunk),
             dtype="float32",
@@ -60,7 +63,7 @@ def pack(
         )
     if array.attrs.get("variables") != names or array.chunks != (len(names), *chunk):
         raise CloudError(f"{url}: there is another packed copy; --overwrite replaces it")
-    there = existing(store, PACKED)
+    there = existing(store, path)
     grid = product(*(range(-(-n // c)) for n, c in zip(shape, chunk, strict=True)))
     todo = [place for place in grid if "c/0/" + "/".join(map(str, place)) not in there]
 
@@ -72,7 +75,7 @@ def pack(
     settings: dict[str, Any] = {"total": len(todo), "unit": "chunk", "disable": None}
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for _ in tqdm(pool.map(copy, todo), desc=f"{url}/{PACKED}", **settings):
+            for _ in tqdm(pool.map(copy, todo), desc=f"{url}/{path}", **settings):
                 pass
         except BaseException:
             pool.shutdown(cancel_futures=True)
