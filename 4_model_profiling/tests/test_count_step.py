@@ -1,0 +1,49 @@
+"""Counting: the formulas agree with what PyTorch counts, whatever the sizes."""
+
+import count_step
+import pytest
+import torch
+from src.model.pytorch_model import MaskedAutoencoder
+
+SHAPES = [
+    ((1, 12, 16, 32), {}),
+    ((3, 1, 32, 32), {"patch_size": (1, 4, 4), "embed_dim": 48, "depth": 3}),
+    ((2, 4, 16, 16), {"patch_size": (2, 2, 2), "decoder_embed_dim": 32, "decoder_depth": 1}),
+    ((1, 1, 64, 64), {"patch_size": (1, 4, 4), "mask_ratio": 0.5, "num_heads": 2}),
+]
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: "x".join(map(str, shape[0])))
+def work(request):
+    """A model, a batch of three samples, its numbers."""
+    shape, settings = request.param
+    return MaskedAutoencoder(shape, **settings), torch.randn(3, *shape), torch.arange(3)
+
+
+def test_flops(work):
+    model, x, index = work
+    formula = count_step.step_flops(count_step.sizes_of(model, len(x)))
+    assert formula == pytest.approx(count_step.counted_flops(model, x, index), rel=0.05)
+
+
+def test_memory_kept_for_the_gradients(work):
+    model, x, index = work
+    kept = count_step.kept_bytes(model, x, index)
+    assert count_step.activation_bytes(count_step.sizes_of(model, len(x))) == pytest.approx(
+        kept, rel=0.1
+    )
+
+
+def test_kept_bytes_count_a_storage_once():
+    """Two maps of the same input keep it once; weights are not counted."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x, index, epoch):
+            y = (self.a(x) + self.b(x)).sum()
+            return count_step.Output(y, torch.tensor(1.0), x, x)
+
+    assert count_step.kept_bytes(Model(), torch.randn(10, 4), torch.arange(10)) == 160 + 4
