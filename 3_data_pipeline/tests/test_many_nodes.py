@@ -3,14 +3,17 @@
 "Machines" are agents of torchrun that meet at a port of this one.
 """
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from src.config import CHAPTER
@@ -59,6 +62,16 @@ def ranks_of(process: subprocess.Popen) -> list[int]:
     return sorted(pid for pid, parent in pairs if parent == process.pid)
 
 
+def wait_until_ended(pid: int) -> None:
+    """A rank that has ended stays a zombie as long as its torchrun is stopped."""
+    process = psutil.Process(pid)
+    deadline = time.monotonic() + 60
+    while process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the rank goes on without the other one"
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(0.1)
+
+
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory) -> Path:
     """The run that all others have to repeat: two processes, one machine, nobody killed."""
@@ -90,7 +103,11 @@ def test_killed_rank_ends_the_job(tmp_path):
     process = torchrun(*STANDALONE, str(SCRIPT), *ENDLESS, *TWO, where)
     wait_for_step(process, tmp_path / "run_1", 10)
     zero, one = ranks_of(process)
+    # torchrun, which looks every 0.1 s, ends the other rank, maybe before that one has noticed.
+    process.send_signal(signal.SIGSTOP)
     os.kill(one, signal.SIGKILL)
+    wait_until_ended(zero)
+    process.send_signal(signal.SIGCONT)
     output = finish(process)
     assert process.returncode == 1
     assert f"exitcode  : -9 (pid: {one})" in output
