@@ -45,7 +45,10 @@ def fenced(text: str, language: str = "") -> None:
 def output(name: str) -> None:
     """The command of a record and what it printed."""
     made = record(name)
-    fenced(f"$ uv run {made['command']}\n{made['stdout']}", "console")
+    command = made["command"]
+    # One that runs in another environment says so itself.
+    shown = command if command.startswith("uv ") else f"uv run {command}"
+    fenced(f"$ {shown}\n{made['stdout']}", "console")
 
 
 def provenance(name: str, folder: str | None = None) -> None:
