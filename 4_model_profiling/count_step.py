@@ -9,13 +9,11 @@ by. The model FLOPs utilisation (MFU) is the step's FLOP/s as a share of the mat
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterable
-from functools import partial
-from statistics import median
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from machine_speed import copy_speed, matrix_product, seconds
 from src.config import parse_config
 from src.device import choose_device, describe_device
 from src.errors import one_line_errors
@@ -39,6 +37,7 @@ class Sizes(NamedTuple):
     decoder_dim: int  # E
     decoder_depth: int
     decoder_heads: int
+    recompute: bool = False  # activation checkpointing
 
 
 def block_flops(tokens: int, dim: int) -> float:
@@ -59,7 +58,8 @@ def step_flops(s: Sizes) -> tuple[float, float]:
 
     The gradients take twice the forward pass: once for the weights, once for the inputs. The first
     map's inputs need none. Fused attention computes its scores again instead of keeping them: 2.5
-    times instead of twice.
+    times instead of twice. Activation checkpointing computes the blocks a second time, but for the
+    last map of each, whose output no gradient needs.
     """
     embed = 2 * s.visible * 2 * s.patch * s.dim  # each patch comes with what of it is valid
     encoder = s.depth * block_flops(s.visible, s.dim)
@@ -68,7 +68,10 @@ def step_flops(s: Sizes) -> tuple[float, float]:
     forward = embed + encoder + decoder + ends
     again = s.depth * attention_flops(s.visible, s.dim)
     again += s.decoder_depth * attention_flops(s.tokens, s.decoder_dim)
-    return s.batch * forward, s.batch * (3 * forward - embed + again / 2)
+    last = s.depth * 2 * s.visible * 4 * s.dim**2
+    last += s.decoder_depth * 2 * s.tokens * 4 * s.decoder_dim**2
+    blocks = (encoder + decoder - last) * s.recompute
+    return s.batch * forward, s.batch * (3 * forward - embed + again / 2 + blocks)
 
 
 def block_floats(tokens: int, dim: int, heads: int) -> float:
@@ -82,10 +85,20 @@ def block_floats(tokens: int, dim: int, heads: int) -> float:
 
 
 def activation_bytes(s: Sizes) -> float:
-    """What a forward pass keeps for the gradients, by formula."""
-    ends = s.visible * (2 * s.patch + 2 * s.dim) + s.tokens * (2 * s.decoder_dim + s.patch)
-    blocks = s.depth * block_floats(s.visible, s.dim, s.heads)
-    blocks += s.decoder_depth * block_floats(s.tokens, s.decoder_dim, s.decoder_heads)
+    """What a forward pass keeps for the gradients, by formula.
+
+    Outside the blocks: the patches, the inputs of both last norms, of the decoder's map and of the
+    head, the tokens before they are put in order, the errors and which of them count (a byte each).
+    With activation checkpointing a block keeps its input only.
+    """
+    ends = s.visible * (2 * s.patch + 2 * s.dim)
+    ends += s.tokens * (3 * s.decoder_dim + s.patch + s.patch / 4)
+    blocks: float
+    if s.recompute:
+        blocks = s.depth * s.visible * s.dim + s.decoder_depth * s.tokens * s.decoder_dim
+    else:
+        blocks = s.depth * block_floats(s.visible, s.dim, s.heads)
+        blocks += s.decoder_depth * block_floats(s.tokens, s.decoder_dim, s.decoder_heads)
     return 4 * s.batch * (ends + blocks)
 
 
@@ -104,6 +117,7 @@ def sizes_of(model: MaskedAutoencoder, batch: int) -> Sizes:
         decoder_dim=decoder.embed.out_features,
         decoder_depth=len(decoder.blocks),
         decoder_heads=heads_of(decoder.blocks),
+        recompute=encoder.recompute,
     )
 
 
@@ -145,40 +159,6 @@ def kept_bytes(model: MaskedAutoencoder, x: Tensor, index: Tensor) -> int:
         loss = loss_of(model(x, index, 0))  # alive, so that no address is used twice
     del loss
     return sum(found.values())
-
-
-def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Median time of some work, after a first try."""
-    times = []
-    for _ in range(repeats + 1):
-        synchronize(device)
-        start = time.perf_counter()
-        work()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device: a GPU works through a queue."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
-
-
-def matrix_product(device: torch.device, size: int = 2048) -> float:
-    """FLOP/s of a large product in float32, the best of some sizes."""
-    best = 0.0
-    for n in (size // 2, size):
-        a, b = torch.randn(n, n, device=device), torch.randn(n, n, device=device)
-        best = max(best, 2 * n**3 / seconds(partial(torch.mm, a, b), device))
-    return best
-
-
-def copy_speed(device: torch.device, megabytes: int = 256) -> float:
-    """Bytes/s of a copy inside the device's memory, read and written ones together."""
-    a = torch.zeros(megabytes << 18, device=device)
-    b = torch.ones_like(a)
-    return 2 * 4 * a.numel() / seconds(lambda: b.copy_(a), device)
 
 
 def moved_bytes(s: Sizes, parameters: int) -> float:

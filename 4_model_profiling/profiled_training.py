@@ -38,6 +38,7 @@ KEPT = (
     "deterministic",
     "gradient_clip_algorithm",
     "gradient_clip_val",
+    "log_every_n_steps",
     "sync_batchnorm",
     "use_distributed_sampler",
 )

@@ -16,6 +16,7 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.05,
     warmup_fraction: float = 0.05,
+    fused: bool = True,
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """AdamW with a linear warmup and a cosine decay to zero, stepped once per optimiser step.
 
@@ -26,6 +27,7 @@ def make_optimizer(
         betas: decay rates of AdamW's running averages.
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises, 0 up to 1.
+        fused: update all weights in one pass, instead of a handful for each of them.
     """
     if not 0 <= warmup_fraction < 1:
         raise UserError(
@@ -40,7 +42,7 @@ def make_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas)
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused or None)
     warmup_steps = round(warmup_fraction * total_steps)
     scheduler = LambdaLR(optimizer, lambda step: lr_factor(step, warmup_steps, total_steps))
     return optimizer, scheduler

@@ -10,6 +10,7 @@ SHAPES = [
     ((3, 1, 32, 32), {"patch_size": (1, 4, 4), "embed_dim": 48, "depth": 3}),
     ((2, 4, 16, 16), {"patch_size": (2, 2, 2), "decoder_embed_dim": 32, "decoder_depth": 1}),
     ((1, 1, 64, 64), {"patch_size": (1, 4, 4), "mask_ratio": 0.5, "num_heads": 2}),
+    ((1, 12, 16, 32), {"activation_checkpointing": True, "depth": 6, "decoder_depth": 4}),
 ]
 
 
@@ -30,7 +31,7 @@ def test_memory_kept_for_the_gradients(work):
     model, x, index = work
     kept = count_step.kept_bytes(model, x, index)
     assert count_step.activation_bytes(count_step.sizes_of(model, len(x))) == pytest.approx(
-        kept, rel=0.1
+        kept, rel=0.05
     )
 
 

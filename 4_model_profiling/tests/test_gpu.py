@@ -78,3 +78,19 @@ def test_nccl_changes_nothing_on_one_gpu(one_gpu, tmp_path, strategy):
 def test_two_gpus_have_the_curve_of_one(one_gpu, tmp_path, strategy):
     """At the same global batch."""
     np.testing.assert_allclose(curve_with_nccl(tmp_path, 2, strategy), one_gpu, rtol=1e-5)
+
+
+@needs_gpu
+def test_the_step_waits_for_nothing():
+    """Forward and backward only fill the queue: no number comes back, none is copied there."""
+    from src.model.pytorch_model import MaskedAutoencoder
+
+    model = MaskedAutoencoder((1, 4, 8, 8), (2, 4, 4)).cuda()
+    x, index = torch.randn(4, 1, 4, 8, 8).cuda(), torch.arange(4).cuda()
+    model(x, index, 0).squared_error.backward()  # libraries start here
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        output = model(x, index, 1)
+        (output.squared_error / output.valid_count.clamp(min=1)).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -22,6 +22,7 @@ from src.evaluation import SquaredError, baselines
 from src.lightning_ranks import SharedError, is_finite_everywhere, shared_fate, sum_over_ranks
 from src.model.pytorch_model import MaskedAutoencoder, Output
 from src.optim import make_optimizer
+from src.reproducibility import leave_memory_unfilled
 
 Batch = tuple[Tensor, Tensor]  # x (B, V, T, H, W), index (B,)
 
@@ -54,6 +55,7 @@ class AutoencoderModule(L.LightningModule):
 
         Lightning calls this on every rank, with the same seed, and again before ``test``.
         """
+        leave_memory_unfilled()
         if "model" in self._modules:
             return
         if self.hparams["sample_shape"] is None:

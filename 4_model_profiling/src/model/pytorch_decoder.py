@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from src.model.masking import Mask
-from src.model.transformer import Block, init_weights, sincos_positions
+from src.model.transformer import Block, init_weights, run_blocks, sincos_positions
 
 
 class Decoder(nn.Module):
@@ -27,8 +27,10 @@ class Decoder(nn.Module):
         dim: int,
         depth: int,
         num_heads: int,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        self.recompute = recompute
         self.embed = nn.Linear(encoder_dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(dim))
         self.register_buffer("positions", sincos_positions(grid, dim), persistent=False)
@@ -46,7 +48,5 @@ class Decoder(nn.Module):
         num_masked = num_tokens - visible.shape[1]
         shuffled = torch.cat([visible, self.mask_token.expand(batch, num_masked, -1)], dim=1)
         x = shuffled.gather(1, mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1]))
-        x = x + self.positions
-        for block in self.blocks:
-            x = block(x)
+        x = run_blocks(self.blocks, x + self.positions, recompute=self.recompute)
         return self.head(self.norm(x))

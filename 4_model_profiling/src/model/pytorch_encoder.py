@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from src.model.masking import Mask
-from src.model.transformer import Block, init_weights, sincos_positions
+from src.model.transformer import Block, init_weights, run_blocks, sincos_positions
 
 
 class Encoder(nn.Module):
@@ -18,9 +18,16 @@ class Encoder(nn.Module):
     positions: Tensor
 
     def __init__(
-        self, grid: Sequence[int], patch_dim: int, dim: int, depth: int, num_heads: int
+        self,
+        grid: Sequence[int],
+        patch_dim: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        self.recompute = recompute
         # Twice the patch: its values, and which of them are real. Without the second half the
         # network could not tell land (filled with 0) from water at the mean temperature (normalised
         # to 0).
@@ -40,6 +47,4 @@ class Encoder(nn.Module):
         # it may look at its first slot. The decoder throws away what comes of it.
         attend = mask.keep_valid.clone()
         attend[:, 0] = True
-        for block in self.blocks:
-            x = block(x, attend)
-        return self.norm(x)
+        return self.norm(run_blocks(self.blocks, x, attend, self.recompute))

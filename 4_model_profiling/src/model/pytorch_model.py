@@ -16,7 +16,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from src.errors import UserError
-from src.model.masking import random_mask
+from src.model.compiled import compile_forward
+from src.model.masking import Mask, random_mask
 from src.model.pytorch_decoder import Decoder
 from src.model.pytorch_encoder import Encoder
 
@@ -49,6 +50,10 @@ class MaskedAutoencoder(nn.Module):
         norm_pix_loss: compare patches after normalising each target patch. It helps on photographs;
             leave it off for physical fields, where it throws the amplitude (the kelvins) away.
         seed: seed of the training masks.
+        activation_checkpointing: keep less for the gradients, and compute it again: memory for
+            time.
+        compile: let torch.compile make kernels of the forward pass and its gradients. It needs a
+            C++ compiler, and half a minute or more at the start.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class MaskedAutoencoder(nn.Module):
         decoder_num_heads: int = 4,
         norm_pix_loss: bool = False,
         seed: int = 0,
+        activation_checkpointing: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         num_variables, *window = sample_shape
@@ -75,12 +82,22 @@ class MaskedAutoencoder(nn.Module):
         self.axes |= {"t": self.grid[0], "h": self.grid[1], "w": self.grid[2], "v": num_variables}
         self.mask_ratio, self.norm_pix_loss, self.seed = mask_ratio, norm_pix_loss, seed
         patch_dim = num_variables * patch_size[0] * patch_size[1] * patch_size[2]
-        self.encoder = Encoder(self.grid, patch_dim, embed_dim, depth, num_heads)
-        self.decoder = Decoder(
-            self.grid, patch_dim, embed_dim, decoder_embed_dim, decoder_depth, decoder_num_heads
+        self.encoder = Encoder(
+            self.grid, patch_dim, embed_dim, depth, num_heads, activation_checkpointing
         )
+        self.decoder = Decoder(
+            self.grid,
+            patch_dim,
+            embed_dim,
+            decoder_embed_dim,
+            decoder_depth,
+            decoder_num_heads,
+            activation_checkpointing,
+        )
+        if compile:
+            compile_forward(self)
 
-    def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
+    def forward(self, x: Tensor, index: Tensor, epoch: int | Tensor | None = None) -> Output:
         """Reconstruct ``x`` (B, V, T, H, W), NaN where there is no value.
 
         ``index`` (B,) are the samples' numbers in the dataset; with ``epoch`` they decide what is
@@ -89,7 +106,7 @@ class MaskedAutoencoder(nn.Module):
         patches = rearrange(x, PATCHES, **self.axes)
         valid = ~torch.isnan(patches)
         values = torch.where(valid, patches, 0.0)
-        mask = random_mask(valid.any(dim=-1), index, self.seed, epoch, self.mask_ratio)
+        mask = self.hide(valid.any(dim=-1), index, epoch)
 
         tokens = self.encoder(values, valid, mask)
         prediction = self.decoder(tokens, mask)
@@ -106,6 +123,10 @@ class MaskedAutoencoder(nn.Module):
             prediction=rearrange(prediction * std + mean, FIELDS, **self.axes),
             hidden=rearrange(hidden, FIELDS, **self.axes),
         )
+
+    def hide(self, valid: Tensor, index: Tensor, epoch: int | Tensor | None) -> Mask:
+        """Which of the patches, ``valid`` (B, N), are hidden."""
+        return random_mask(valid, index, self.seed, epoch, self.mask_ratio)
 
 
 def patch_statistics(values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

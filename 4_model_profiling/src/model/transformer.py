@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Attention(nn.Module):
@@ -44,6 +45,23 @@ class Block(nn.Module):
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
         x = x + self.attn(self.norm1(x), attend)
         return x + self.mlp(self.norm2(x))
+
+
+def run_blocks(
+    blocks: nn.ModuleList, x: Tensor, attend: Tensor | None = None, recompute: bool = False
+) -> Tensor:
+    """Tokens (B, N, D) through all ``blocks``.
+
+    ``recompute`` keeps only the input of each block for the gradients, and computes the rest a
+    second time when they need it (activation checkpointing, https://arxiv.org/abs/1604.06174).
+    """
+    for block in blocks:
+        if recompute and torch.is_grad_enabled():
+            # There is nothing random in a block, so no generator's state has to be kept.
+            x = checkpoint(block, x, attend, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x = block(x, attend)
+    return x
 
 
 def sincos_positions(grid: Sequence[int], dim: int) -> Tensor:
