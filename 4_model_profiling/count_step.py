@@ -91,7 +91,7 @@ def activation_bytes(s: Sizes) -> float:
     head, the tokens before they are put in order, the errors and which of them count (a byte each).
     With activation checkpointing a block keeps its input only.
     """
-    ends = s.visible * (2 * s.patch + 2 * s.dim)
+    ends: float = s.visible * (2 * s.patch + 2 * s.dim)
     ends += s.tokens * (3 * s.decoder_dim + s.patch + s.patch / 4)
     blocks: float
     if s.recompute:

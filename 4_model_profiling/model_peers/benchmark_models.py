@@ -86,10 +86,10 @@ class Runner:
         return sum(found.values())
 
 
-def read_options() -> argparse.Namespace:
+def read_options(description: str | None) -> argparse.Namespace:
     """The command line. Raises UserError with one line for what makes no sense."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=Formatter, allow_abbrev=False, exit_on_error=False
+        description=description, formatter_class=Formatter, allow_abbrev=False, exit_on_error=False
     )
     add = parser.add_argument
     add("--size", default="small", choices=list(SIZES), help="of the models and the images")
@@ -113,17 +113,24 @@ def read_options() -> argparse.Namespace:
     return chosen
 
 
-def main() -> int:
-    """Compare, and print a table. Returns the exit code."""
-    chosen = read_options()
-    size, turns, steps = chosen.size, chosen.turns, chosen.steps
-    place, shape = choose_device(chosen.device), SIZES[size]
+def make_runners(chosen: argparse.Namespace) -> dict[str, Runner]:
+    """The models on their device, with the same images for all; prints what they are."""
+    place, shape = choose_device(chosen.device), SIZES[chosen.size]
     torch.manual_seed(0)
     images = torch.randn(shape.batch, shape.channels, shape.size, shape.size, device=place)
     dtype = torch.float32 if chosen.precision == "32" else torch.bfloat16
-    print(f"{describe_device(place)}; {chosen.precision}; {turns} turns of {steps} steps")
-    print(f"{size}: {shape.batch} images of {shape.size} x {shape.size}, {shape.tokens} patches")
-    runners = {name: Runner(CANDIDATES[name](shape), images, dtype) for name in chosen.models}
+    print(f"{describe_device(place)}; {chosen.precision}")
+    size = f"{shape.batch} images of {shape.size} x {shape.size}, {shape.tokens} patches"
+    print(f"{chosen.size}: {size}")
+    return {name: Runner(CANDIDATES[name](shape), images, dtype) for name in chosen.models}
+
+
+def main() -> int:
+    """Compare, and print a table. Returns the exit code."""
+    chosen = read_options(__doc__)
+    turns, steps = chosen.turns, chosen.steps
+    runners = make_runners(chosen)
+    print(f"{turns} turns of {steps} steps")
     show = sys.stderr.isatty()
     for runner in tqdm(runners.values(), desc="warm-up", unit="model", disable=not show):
         for _ in range(3):  # a compiler has its work here, and buffers get their places

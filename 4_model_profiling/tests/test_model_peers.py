@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from model_peers import benchmark_models
+from model_peers import benchmark_models, profile_models
 from model_peers.benchmark_models import Runner, table
 from model_peers.candidates import CANDIDATES, SIZES, Size, canonical, ours, present, vitmae
 from model_peers.canonical import CanonicalMAE
@@ -114,6 +114,22 @@ def test_benchmark_of_those_that_are_here(monkeypatch, capsys):
     assert benchmark_models.main() == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in models)
+
+
+@pytest.mark.slow
+def test_profile_divides_the_step(monkeypatch, capsys):
+    monkeypatch.setitem(SIZES, "small", SMALL)
+    words = ["--steps=1", "--device=cpu", "--models", "canonical", "this chapter"]
+    monkeypatch.setattr(sys, "argv", ["profile_models.py", *words])
+    monkeypatch.setattr(profile_models, "matrix_product", lambda device: 1e9)
+    assert profile_models.main() == 0
+    canonical_row, own_row = capsys.readouterr().out.splitlines()[-2:]
+    products, attention, rest = (float(cell) for cell in canonical_row.split()[1:4])
+    assert products > 0 < rest
+    assert attention == 0  # its attention is made of matrix products
+    assert float(own_row.split()[3]) > 0
+    most = (products + attention + rest) / (products + attention)
+    assert float(canonical_row.split()[-1].rstrip("x")) == pytest.approx(most, abs=0.05)
 
 
 @pytest.mark.parametrize(
