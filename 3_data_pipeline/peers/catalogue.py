@@ -54,7 +54,7 @@ PEERS: dict[str, Peer] = {
     ),
     RAW_MONTHS: Peer(
         "raw_gets",
-        {"batches_ahead": 8, "concurrency": 128, "months": True},
+        {"batches_ahead": 16, "concurrency": 128, "months": True},
         "packed copy, a month in an object, nothing decoded",
         copy="months",
         imports=("tensorstore",),
@@ -64,14 +64,14 @@ PEERS: dict[str, Peer] = {
         {"batches_ahead": 8, "concurrency": 128},  # this chapter's README
         "packed copy",
         copy="packed",
-        imports=("src.data.fast_dataset",),
+        imports=("src.data.fast_dataset", "s3fs"),
     ),
     STREAM: Peer(
         "chunk_stream",
-        {"packed": "months", "batches_ahead": 8, "concurrency": 128},
+        {"packed": "months", "batches_ahead": 16, "concurrency": 128},
         "packed copy, a month in an object",
         copy="months",
-        imports=("src.data.chunk_stream",),
+        imports=("src.data.chunk_stream", "s3fs"),
     ),
     # Chunks are fetched ahead by a thread, with workers or without. Without them it was as fast or
     # faster at 0 ms, with two of them a little faster at 30 ms: so there are two rows.

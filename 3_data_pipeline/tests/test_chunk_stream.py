@@ -1,6 +1,7 @@
 """The stream: the same samples in another order, each chunk read once, the same for any ranks."""
 
 import pickle
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -32,6 +33,11 @@ def stream(url: str, split: str = "train", **settings) -> ChunkStream:
     return ChunkStream(split, url=url, **(ONE_MONTH | settings))
 
 
+def blocks_of(ours: ChunkStream, indices: Iterable[int]) -> list[tuple[int, int, int]]:
+    """The block of each window."""
+    return [ours.block_at(step) for step in ours.places_of(list(indices))]
+
+
 @pytest.mark.parametrize("block", [(1, 0, 0), (2, 5, 7), (0, 0, 0), (1, 1, 1)])
 @pytest.mark.parametrize("wrap", [True, False])
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -59,10 +65,13 @@ def test_an_epoch_is_every_window_once(url, streams, repeats):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("streams", "buffer"), [(1, 1), (4, 2), (2, 6)])
-def test_each_chunk_is_read_once(url, streams, buffer, packed):
-    """Over a whole epoch, if the windows of a block lie in whole chunks."""
-    ours = stream(url, streams=streams, buffer=buffer, packed=packed, block=(1, 0, 0))
+@pytest.mark.parametrize(
+    ("streams", "buffer", "ahead"), [(1, 1, 4), (4, 2, 4), (2, 6, 4), (1, 1, 16), (4, 1, 40)]
+)
+def test_each_chunk_is_read_once(url, streams, buffer, ahead, packed):
+    """Over a whole epoch, if the windows of a block lie in whole chunks; far ahead as well."""
+    settings = {"streams": streams, "buffer": buffer, "batches_ahead": ahead, "packed": packed}
+    ours = stream(url, block=(1, 0, 0), **settings)
     ours[0]
     ours._blocks.clear()
     before, order = int(ours.counts[0, 0]), ours.epoch_order(0, 0)
@@ -80,7 +89,7 @@ def test_blocks_that_live_at_the_same_time(url):
     """Never more than the formula of the memory says, and no fewer than a shuffle buffer has."""
     for buffer in (1, 3):
         ours = stream(url, streams=2, buffer=buffer)
-        blocks = [ours.block_of(index) for index in ours.epoch_order(0, 0)]
+        blocks = blocks_of(ours, ours.epoch_order(0, 0))
         first = {block: number for number, block in reversed(list(enumerate(blocks)))}
         last = {block: number for number, block in enumerate(blocks)}
         alive = [sum(first[b] <= number <= last[b] for b in first) for number in range(len(blocks))]
@@ -99,10 +108,7 @@ def test_ranks_share_the_batches_and_no_block(url, world_size):
     for batch, *shares in zip(alone, *parts, strict=True):
         assert sorted(batch) == sorted(chain(*shares))
     # Without the end of the epoch, where the longer streams are left over.
-    own = [
-        {ours.block_of(index) for batch in part[: len(part) // 2] for index in batch}
-        for part in parts
-    ]
+    own = [set(blocks_of(ours, chain(*part[: len(part) // 2]))) for part in parts]
     for number, blocks in enumerate(own):
         assert not any(blocks & others for others in own[number + 1 :])
 
@@ -115,7 +121,7 @@ def test_more_blocks_are_closer_to_random(url):
         order = ours.epoch_order(0, 0)
         middle = len(order) // 2
         batches = [order[n : n + 8] for n in range(middle - 40, middle + 40, 8)]
-        return float(np.mean([len({ours.block_of(i) for i in batch}) for batch in batches]))
+        return float(np.mean([len(set(blocks_of(ours, batch))) for batch in batches]))
 
     assert months_in_a_batch(1) < months_in_a_batch(3) < months_in_a_batch(12)
 

@@ -25,20 +25,23 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from src.data.cloud_errors import CloudError
-from src.data.cloud_store import SILENCE, open_store
+from src.data.cloud_store import SILENCE, CheckedStore
 from src.data.disk_cache import CachedSource, CacheFolder
 from src.data.fast_source import Place, Reading, Source, wait_for
 from src.data.fast_store import (
     count_requests,
     explain_tensorstore,
     key_value_store,
-    open_array,
+    open_arrays,
     packed_path,
+    packed_rows,
     read_context,
 )
+from src.data.netcdf import AXES
+from src.data.opening import STATISTICS, OpeningStore, expected_keys
 from src.data.pytorch_dataset import Split
 from src.data.statistics import normalise
-from src.data.usecase_cloud_dataset import CloudDataset
+from src.data.usecase_cloud_dataset import CloudDataset, Opened
 
 
 class Started(NamedTuple):
@@ -106,6 +109,7 @@ class FastDataset(CloudDataset):
         self.batches_ahead, self.concurrency = batches_ahead, concurrency
         self.cache_mb, self.packed = cache_mb, packed
         self.disk_cache, self.disk_cache_gb = disk_cache, disk_cache_gb
+        self._opening: dict[str, OpeningStore] = {}
         self._source: Source | None = None
         self._pending: dict[tuple[int, ...], Future[np.ndarray]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -124,44 +128,67 @@ class FastDataset(CloudDataset):
             anonymous=anonymous,
             patience=patience,
         )
-        _ = self.source  # a store that this reader cannot read is an error now, and not later
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_source": None, "_pending": {}, "_pool": None}
+        return super().__getstate__() | {
+            "_opening": {},
+            "_source": None,
+            "_pending": {},
+            "_pool": None,
+        }
+
+    def store(self, url: str, **settings: Any) -> CheckedStore:
+        """Opened in a few round trips; see opening.py."""
+        names = [packed_path(self.packed)] if self.packed else self.wanted or []
+        own = url == self.url
+        months = self.train_months if url == self.statistics_url else None
+        expected = expected_keys(names if own else [], months, AXES if own else [])
+        self._opening[url] = OpeningStore(super().store(url, **settings), expected)
+        return self._opening[url]
+
+    @property
+    def opened(self) -> Opened:
+        """The store, and what TensorStore reads of it; each process opens them for itself."""
+        if self._opened is None:
+            try:
+                found = super().opened
+                _ = [found.statistics[name].values for name in STATISTICS]  # read together as well
+                self._source = self.open_source([str(name) for name in found.fields.data_vars])
+            except BaseException:
+                self._opened = None
+                raise
+            finally:
+                while self._opening:
+                    self._opening.popitem()[1].finish()
+        return super().opened  # refuses to be used in a fork
 
     @property
     def source(self) -> Source:
-        """Where parts of the fields (V, T, H, W) come from; each process opens it for itself."""
-        _ = self.opened  # refuses to be used in a fork
-        if self._source is None:
-            group = zarr.open_group(open_store(self.url, self.anonymous), mode="r")
-            context = read_context(self.concurrency, self.cache_mb, self.patience)
-            place = key_value_store(f"{self.url}/", self.anonymous)
-            names = [packed_path(self.packed)] if self.packed else self.variables
-            arrays = [open_array(group, name, place, context, self.url) for name in names]
-            self._source = Source(
-                arrays, self.packed_rows(group[names[0]]) if self.packed else None
-            )
-            if self.disk_cache:
-                folder = CacheFolder(Path(self.disk_cache), self.disk_cache_gb * 1e9)
-                patience, threads = self.patience + SILENCE, self.batches_ahead + 1
-                self._source = CachedSource(self._source, self.url, folder, patience, threads)
-            self.count()
+        """Where parts of the fields (V, T, H, W) come from."""
+        _ = self.opened
+        assert self._source
         return self._source
 
-    def packed_rows(self, array: zarr.Array | zarr.Group) -> list[int]:
-        """Where the packed array has the variables."""
-        found = array.attrs
-        there = list(found.get("variables", []))  # type: ignore[arg-type]
-        missing = [name for name in self.variables if name not in there]
-        if missing or not found.get("complete"):
-            what = f"has no {', '.join(missing)}" if missing else "is not finished"
-            raise CloudError(f"{self.url}: its packed copy {what}; run pack_store.py again")
-        return [there.index(name) for name in self.variables]
+    def open_source(self, variables: Sequence[str]) -> Source:
+        """Raises CloudError for a store that this reader cannot read."""
+        group = zarr.open_group(self._opening[self.url], mode="r")
+        context = read_context(self.concurrency, self.cache_mb, self.patience)
+        place = key_value_store(f"{self.url}/", self.anonymous)
+        names = [packed_path(self.packed)] if self.packed else variables
+        arrays = open_arrays(group, names, place, context, self.url)
+        rows = packed_rows(group[names[0]], variables, self.url) if self.packed else None
+        source = Source(arrays, rows)
+        if self.disk_cache:
+            folder = CacheFolder(Path(self.disk_cache), self.disk_cache_gb * 1e9)
+            patience, threads = self.patience + SILENCE, self.batches_ahead + 1
+            source = CachedSource(source, self.url, folder, patience, threads)
+        self.count(source)
+        return source
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Start to read a batch that will be asked for."""
         if tuple(indices) not in self._pending:
+            _ = self.opened  # not in a thread: warnings' filters, which opening sets, are for all
             self._pool = self._pool or ThreadPoolExecutor(self.batches_ahead + 1)
             self._pending[tuple(indices)] = self._pool.submit(self.load, indices)
 
@@ -214,9 +241,9 @@ class FastDataset(CloudDataset):
         except (ValueError, TimeoutError) as error:
             raise CloudError(f"{self.url}: {explain_tensorstore(error, self.url)}") from error
         finally:
-            self.count()
+            self.count(self.source)
 
-    def count(self) -> None:
+    def count(self, source: Source) -> None:
         """Add this process's requests to its row of the counters."""
         worker = get_worker_info()
-        count_requests(self.counts[1 + worker.id if worker else 0].numpy(), self.source.driver)
+        count_requests(self.counts[1 + worker.id if worker else 0].numpy(), source.driver)

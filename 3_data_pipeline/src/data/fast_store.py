@@ -8,6 +8,7 @@ https://google.github.io/tensorstore/kvstore/s3/index.html and .../driver/zarr3/
 import os
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -60,6 +61,16 @@ def packed_path(name: str | bool) -> str:
     if not name or not NAME.fullmatch(name):
         raise CloudError(f"packed: {name!r} is no name; allowed: letters, digits, _ and -")
     return f"packed/{name}"
+
+
+def packed_rows(array: zarr.Array | zarr.Group, variables: Sequence[str], url: str) -> list[int]:
+    """Where the packed array has the variables. Raises CloudError if it does not have all."""
+    there = list(array.attrs.get("variables", []))  # type: ignore[arg-type]
+    missing = [name for name in variables if name not in there]
+    if missing or not array.attrs.get("complete"):
+        what = f"has no {', '.join(missing)}" if missing else "is not finished"
+        raise CloudError(f"{url}: its packed copy {what}; run pack_store.py again")
+    return [there.index(name) for name in variables]
 
 
 def number_of_retries(patience: float) -> int:
@@ -123,10 +134,20 @@ def embedded_credentials(own: dict[str, str]) -> dict[str, str]:
     }
 
 
-def open_array(
-    group: zarr.Group, name: str, place: dict[str, Any], context: ts.Context, url: str
-) -> ts.TensorStore:
-    """An array whose missing chunks are errors. Raises CloudError if it cannot be read as it is."""
+def open_arrays(
+    group: zarr.Group, names: Sequence[str], place: dict[str, Any], context: ts.Context, url: str
+) -> list[ts.TensorStore]:
+    """Arrays whose missing chunks are errors. Raises CloudError if one cannot be read as it is."""
+    specs = [array_spec(group, name, place, url) for name in names]
+    coming = [ts.open(spec, read=True, open=True, context=context) for spec in specs]
+    try:
+        return [array.result(timeout=2 * OPENING) for array in coming]
+    except (ValueError, TimeoutError) as error:
+        raise CloudError(f"{url}: {explain_tensorstore(error, url)}") from error
+
+
+def array_spec(group: zarr.Group, name: str, place: dict[str, Any], url: str) -> dict[str, Any]:
+    """TensorStore's description of an array. Raises CloudError if it would read other values."""
     array = group.get(name)
     if not isinstance(array, zarr.Array):
         raise CloudError(f"{url}: there is no array {name} here; pack_store.py makes packed ones")
@@ -137,17 +158,13 @@ def open_array(
             f"{url}: {name} is packed into {array.dtype} with a scale or a value for what is "
             "missing; allowed: floating point with NaN (CloudDataset unpacks, pack_store.py copies)"
         )
-    spec = {
+    return {
         "driver": "zarr" if array.metadata.zarr_format == 2 else "zarr3",
         "kvstore": place | {"path": f"{place['path']}{name}/"},
         "fill_missing_data_reads": False,
         "recheck_cached_data": False,  # nobody changes a store while it is read
         "recheck_cached_metadata": False,
     }
-    try:
-        return ts.open(spec, read=True, open=True, context=context).result(timeout=2 * OPENING)
-    except (ValueError, TimeoutError) as error:
-        raise CloudError(f"{url}: {explain_tensorstore(error, url)}") from error
 
 
 def plain_nan(value: Any) -> bool:

@@ -32,13 +32,14 @@ from src.data.sampler import epoch_order
 from src.data.statistics import normalise
 
 Block = tuple[int, int, int]  # its number along months, latitudes and longitudes
+Step = tuple[int, int, int]  # the number of a window's first element in ``steps``
 
 
 class ChunkStream(FastDataset):
     """Windows of a Zarr store, cut from blocks that are read whole.
 
-    Memory: streams * (buffer + 2) blocks, and those of the batches that are read ahead. A block is
-    ``block`` and a window less one along each axis.
+    Memory, in its own order: streams * (buffer + 2) blocks, and those of the batches that are read
+    ahead. A block is ``block`` and a window less one along each axis.
 
     Args:
         split: which months the windows come from.
@@ -77,9 +78,10 @@ class ChunkStream(FastDataset):
             self.numbers.append(numbers)
             self.extents.append({n: (begin[n], end[n] + window) for n in begin})
         self._blocks: OrderedDict[Block, Reading | np.ndarray] = OrderedDict()
+        self._announced: dict[tuple[int, ...], set[Block]] = {}  # batches to come, and their blocks
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_blocks": OrderedDict()}
+        return super().__getstate__() | {"_blocks": OrderedDict(), "_announced": {}}
 
     def __len__(self) -> int:
         return super().__len__() * self.repeats
@@ -113,15 +115,16 @@ class ChunkStream(FastDataset):
         together = np.stack([own[:shortest] for own in copies], axis=1).ravel()
         return [*together.tolist(), *np.concatenate([own[shortest:] for own in copies]).tolist()]
 
-    def place_of(self, index: int) -> tuple[int, int, int]:
-        """Which step a window is along each axis."""
-        _, rows, columns = map(len, self.steps)
-        rest, x = divmod(index % super().__len__(), columns)
-        return *divmod(rest, rows), x
+    def places_of(self, indices: Sequence[int]) -> list[Step]:
+        """Which step each window is along each axis."""
+        steps = np.unravel_index(
+            np.asarray(indices) % super().__len__(), [len(steps) for steps in self.steps]
+        )
+        return list(zip(*(axis.tolist() for axis in steps), strict=True))
 
-    def block_of(self, index: int) -> Block:
+    def block_at(self, step: Step) -> Block:
         """The block of a window."""
-        t, y, x = self.place_of(index)
+        t, y, x = step
         return self.numbers[0][t], self.numbers[1][y], self.numbers[2][x]
 
     def covered(self, block: Block) -> Place:
@@ -133,13 +136,20 @@ class ChunkStream(FastDataset):
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Start to read the blocks of a batch that will be asked for."""
-        for block in dict.fromkeys(map(self.block_of, indices)):
+        blocks = dict.fromkeys(map(self.block_at, self.places_of(indices)))
+        self._announced[tuple(indices)] = set(blocks)
+        for block in blocks:
             if block not in self._blocks:
-                places = [place for _, place in self.parts(self.covered(block))]
-                self._blocks[block] = self.source.read(places)
+                self._blocks[block] = self.read(block)
             self._blocks.move_to_end(block)
-        while len(self._blocks) > self.capacity(len(indices)):
-            self._blocks.popitem(last=False)
+        # The one that was touched longest ago goes, but for those that are about to be cut up.
+        needed = set().union(*self._announced.values())
+        spare = [block for block in self._blocks if block not in needed]
+        for block in spare[: max(0, len(self._blocks) - self.capacity(len(indices)))]:
+            del self._blocks[block]
+
+    def forget(self) -> None:
+        self._announced.clear()
 
     def capacity(self, batch_size: int) -> int:
         """How many blocks are kept: those of the shuffle buffers and of the batches ahead."""
@@ -148,24 +158,33 @@ class ChunkStream(FastDataset):
         return self.streams * (self.buffer + 2) + math.ceil(ahead)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        self.prefetch(indices)
-        return [(torch.from_numpy(self.cut(index)), index) for index in indices]
+        if tuple(indices) not in self._announced:
+            self.prefetch(indices)
+        try:
+            windows = [torch.from_numpy(self.cut(step)) for step in self.places_of(indices)]
+        finally:
+            del self._announced[tuple(indices)]
+        return list(zip(windows, indices, strict=True))
 
-    def cut(self, index: int) -> np.ndarray:
+    def cut(self, step: Step) -> np.ndarray:
         """A window (V, T, H, W), a part of its block; who makes a batch of windows copies it."""
-        block, places = self.block_of(index), zip(self.steps, self.place_of(index), strict=True)
-        values = self.values(block)
-        begins = (extents[number][0] for extents, number in zip(self.extents, block, strict=True))
-        t, y, x = (steps[i] - begin for (steps, i), begin in zip(places, begins, strict=True))
+        block = self.block_at(step)
+        axes = zip(self.steps, step, self.extents, block, strict=True)
+        t, y, x = (steps[i] - extents[number][0] for steps, i, extents, number in axes)
         months, height, width = self.window
-        return values[:, t : t + months, y : y + height, x : x + width]
+        return self.values(block)[:, t : t + months, y : y + height, x : x + width]
+
+    def read(self, block: Block) -> Reading:
+        """Start to read a block."""
+        return self.source.read([place for _, place in self.parts(self.covered(block))])
 
     def values(self, block: Block) -> np.ndarray:
         """The normalised values (V, ...) of a block that is there, or on its way."""
-        found = self._blocks[block]
+        found = self._blocks.get(block)
         if isinstance(found, np.ndarray):
             return found
-        del self._blocks[block]  # if this fails, the next try reads it anew
-        whole = np.concatenate(self.result_of(found), axis=-1)
+        self._blocks.pop(block, None)  # if this fails, the next try reads it anew
+        parts = self.result_of(self.read(block) if found is None else found)
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         self._blocks[block] = values = normalise(whole, self.mean, self.std)
         return values
