@@ -95,7 +95,8 @@ def decoding(dataset: FastDataset, batch: list[int], seconds: float) -> tuple[fl
             store.write(key, key_value_store_of(array).read(key).result().value).result()
         here.append(ts.open({"driver": "zarr3", "kvstore": place}, context=context).result())
     local = copy.copy(dataset)
-    local._pending, local._source = {}, Source(here, dataset.source.rows)
+    # A copy opens the store for itself, unless it has it open.
+    local._opened, local._source = dataset._opened, Source(here, dataset.source.rows)
     speed = for_a_while(lambda _: len(local.__getitems__(batch)), seconds)
     decoded = sum(4 * np.prod(object_shape(dataset.source.arrays[which])) for which, _ in needed)
     return speed, speed / len(batch) * decoded / 1e6

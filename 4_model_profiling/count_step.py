@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from kept_memory import kept_bytes
 from machine_speed import copy_speed, matrix_product, seconds
 from src.config import parse_config
 from src.device import choose_device, describe_device
@@ -144,23 +145,6 @@ def counted_flops(model: MaskedAutoencoder, x: Tensor, index: Tensor) -> tuple[f
     return forward, counter.get_total_flops()
 
 
-def kept_bytes(model: MaskedAutoencoder, x: Tensor, index: Tensor) -> int:
-    """Bytes that a forward pass keeps for the gradients, each storage once, without the weights."""
-    mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    found: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in mine:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = loss_of(model(x, index, 0))  # alive, so that no address is used twice
-    del loss
-    return sum(found.values())
-
-
 def moved_bytes(s: Sizes, parameters: int) -> float:
     """The least that a step moves: what is kept is written and read; weights are read twice,
     gradients written, read and cleared; AdamW reads and writes weights and its two averages.
@@ -191,7 +175,7 @@ def main() -> int:
     for name, one, other in zip(("forward pass", "training step"), formula, counted, strict=True):
         print(f"{name:<28}{one / 1e9:>10.3f}{other / 1e9:>10.3f}{one / other:>8.3f}")
     print(f"{'MB':<28}{'formula':>10}{'measured':>10}{'ratio':>8}")
-    kept = kept_bytes(model, x, index)
+    kept = kept_bytes(lambda: loss_of(model(x, index, 0)), model.parameters())
     print(
         f"{'kept for the gradients':<28}{activation_bytes(s) / 1e6:>10.1f}{kept / 1e6:>10.1f}"
         f"{activation_bytes(s) / kept:>8.3f}"

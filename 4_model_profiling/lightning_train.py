@@ -44,7 +44,12 @@ def main() -> int:
     # The same seed on all ranks, for the same initial weights.
     L.seed_everything(seed, workers=True, verbose=False)
     data = FieldDataModule(**vars(config.data), seed=seed)
-    module = AutoencoderModule(optimizer=vars(config.optimizer), seed=seed, **vars(config.model))
+    module = AutoencoderModule(
+        optimizer=vars(config.optimizer),
+        seed=seed,
+        micro_batches=settings.micro_batches,
+        **vars(config.model),
+    )
     with RunLogger(settings.output_dir, settings.wandb, folder) as logger:
         trainer = L.Trainer(
             accelerator=settings.accelerator,

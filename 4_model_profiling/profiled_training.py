@@ -10,6 +10,7 @@ import argparse
 import importlib
 import warnings
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,19 @@ class Training(NamedTuple):
 
 class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
     """Keeps the line breaks of the description, and shows the defaults."""
+
+
+def new_folder(save_dir: str | None, kind: str) -> Path:
+    """The folder of the results, which nothing else is in: results/KIND/TIMESTAMP if none is given.
+
+    Raises UserError if something is in it.
+    """
+    if not save_dir:
+        return CHAPTER / "results" / kind / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(save_dir)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--save-dir: {save_dir} is in use; allowed: a new or an empty folder")
+    return folder
 
 
 def options(description: str | None) -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ import yaml
 from ladder_report import draw, summarise, table
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from profiled_training import fit, options, parse, read_training
+from profiled_training import fit, new_folder, options, parse, read_training
 from src.config import CHAPTER
 from src.device import describe_device
 from src.errors import UserError
@@ -55,12 +55,13 @@ def main() -> int:
     add("--warmup", type=int, default=5, help="steps before them, which do not count")
     add("--epochs", type=int, default=4, help="length of the schedule of learning rates")
     add("--repeats", type=int, default=3, help="runs of each rung")
-    add("--save-dir", help="folder for the results; by default a new one under results/ladder")
+    add("--save-dir", help="new folder for the results; by default results/ladder/TIMESTAMP")
     chosen, overrides = parse(parser)
     if min(chosen.steps, chosen.repeats, chosen.epochs, chosen.warmup + 1) < 1:
         raise UserError("--steps, --repeats, --epochs, --warmup: allowed: from 1; --warmup from 0")
     if chosen.devices != 1:
         raise UserError("--devices: the ladder is measured in one process; allowed: 1")
+    folder = new_folder(chosen.save_dir, "ladder")
     rungs = read_ladder(chosen)
     quiet()
     runs: list[dict[str, Any]] = []
@@ -78,16 +79,11 @@ def main() -> int:
     print("\n".join(f"{key:<10}{value}" for key, value in about.items()))
     print(f"{chosen.steps} steps after {chosen.warmup} of warm-up, {chosen.repeats} runs of each")
     print(table(rows))
-    folder = Path(chosen.save_dir or new_folder())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ladder.json").write_text(json.dumps(about | {"rows": rows}, indent=2))
     draw(folder / "ladder.png", rows)
     print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
     return 0
-
-
-def new_folder() -> Path:
-    return CHAPTER / "results" / "ladder" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def read_ladder(chosen: argparse.Namespace) -> list[Rung]:

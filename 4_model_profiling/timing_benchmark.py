@@ -13,15 +13,13 @@ writes timing_summary.yaml, timing_results.csv, benchmark_config.yaml and three 
 import os
 import sys
 from datetime import datetime
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch.distributed as dist
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from profiled_training import fit, options, parse, read_training
-from src.config import CHAPTER
+from profiled_training import fit, new_folder, options, parse, read_training
 from src.device import describe_device
 from src.errors import UserError
 from src.lightning_errors import one_line_errors
@@ -45,7 +43,7 @@ def main() -> int:
             "--epochs, --batches, --warmup: allowed: --epochs from 1, the others from 0"
         )
     quiet()
-    folder = new_folder(chosen.save_dir)
+    folder = new_folder(chosen.save_dir, "benchmark")
     training = read_training(chosen, overrides)
     timer = StepTimer(training.trainer["accelerator"])
     with TemporaryDirectory() as logs:  # logging is a part of the step, what is logged no result
@@ -80,16 +78,6 @@ def main() -> int:
     draw(folder, ranks[0], chosen.warmup)
     print(f"look at {os.path.relpath(folder)}: timing_summary.yaml, timing_results.csv, pictures")
     return 0
-
-
-def new_folder(save_dir: str | None) -> Path:
-    """The folder of the results, which nothing else is in. Raises UserError if something is."""
-    if not save_dir:
-        return CHAPTER / "results" / "benchmark" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = Path(save_dir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--save-dir: {save_dir} is in use; allowed: a new or an empty folder")
-    return folder
 
 
 def from_all_ranks(batches: list[Batch]) -> list[list[Batch]]:

@@ -97,7 +97,7 @@ def main(
     peers: list[str] | None = None,
     delays: list[str] = ["0ms", "10ms", "30ms", "100ms"],  # noqa: B006
     repeats: int = 3,
-    limit: float = 30.0,
+    limit: float = 15.0,
     months: int = 240,
     settings: dict[str, dict[str, Any]] | None = None,
     log: str = "peers/results.jsonl",

@@ -8,8 +8,8 @@ from tests.fast_stores import url as url  # a fixture
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_raw_requests_are_those_of_the_reader(url, packed):
-    """The ceiling fetches the objects that the reader fetches, and decodes the same samples."""
+def test_raw_requests_are_those_of_the_reader(url, packed, monkeypatch):
+    """The ceiling fetches the objects that the reader fetches, and decodes without the store."""
     dataset = fast(url, packed=packed, batches_ahead=0)
     dataset[0]
     batch = list(range(0, 40, 3))
@@ -18,6 +18,7 @@ def test_raw_requests_are_those_of_the_reader(url, packed):
     assert len(ceiling.objects_of_batch(dataset, batch)) == int(dataset.counts[0, 0]) - before
     speed, megabytes = ceiling.raw_gets(dataset, [batch], 4, 0.05)
     assert min(speed, megabytes) > 0
+    monkeypatch.setattr(type(dataset), "open_source", None)
     assert min(ceiling.decoding(dataset, batch, 0.05)) > 0
     assert min(ceiling.copying(dataset, 4, 0.05)) > 0
 

@@ -227,7 +227,7 @@ def test_settings_of_a_peer():
         ({"peers": ["tfdata"]}, "peers: 'tfdata' is none; allowed: raw GETs, raw GETs of"),
         ({"settings": {"lit": {}}}, "peers: 'lit' is none"),
         ({"delays": ["30"]}, "delays: '30' is not a time, such as 30ms"),
-        ({"repeats": 0}, "repeats, limit, months: 0, 30, 240; allowed: above 0"),
+        ({"repeats": 0}, "repeats, limit, months: 0, 15, 240; allowed: above 0"),
         ({"table": True, "months": 3}, "has nothing about 3 months"),
     ],
 )

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the chapter: src, model_peers
 
 import torch
+from kept_memory import kept_bytes
 from machine_speed import synchronize
 from model_peers.candidates import CANDIDATES, REFERENCE, SIZES, Candidate, present
 from src.device import choose_device, describe_device
@@ -71,19 +72,7 @@ class Runner:
     def kept(self) -> int:
         """Bytes that a forward pass keeps for the gradients, without weights and images."""
         own = [*self.model.parameters(), *self.model.buffers(), self.images]
-        mine = {tensor.untyped_storage().data_ptr() for tensor in own}
-        found: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in mine:
-                found[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = self.forward()  # alive, so that no address is used twice
-        del loss
-        return sum(found.values())
+        return kept_bytes(self.forward, own)
 
 
 def read_options(description: str | None) -> argparse.Namespace:

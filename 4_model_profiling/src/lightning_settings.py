@@ -29,11 +29,13 @@ class LightningSettings(TrainerSettings):
         devices: devices of each machine to train on, with one process for each.
         num_nodes: machines; see the README for how to start them.
         strategy: ddp has a copy of the model on each device, fsdp a share of it; auto takes ddp.
+        micro_batches: compute each batch in so many parts, one after the other: memory for time.
     """
 
     devices: int = 1
     num_nodes: int = 1
     strategy: str = "auto"
+    micro_batches: int = 1
 
 
 def check_devices(accelerator: str, devices: int, num_nodes: int, batch_size: int) -> None:

@@ -3,6 +3,7 @@
 import count_step
 import pytest
 import torch
+from kept_memory import kept_bytes
 from src.model.pytorch_model import MaskedAutoencoder
 
 SHAPES = [
@@ -29,7 +30,7 @@ def test_flops(work):
 
 def test_memory_kept_for_the_gradients(work):
     model, x, index = work
-    kept = count_step.kept_bytes(model, x, index)
+    kept = kept_bytes(lambda: count_step.loss_of(model(x, index, 0)), model.parameters())
     assert count_step.activation_bytes(count_step.sizes_of(model, len(x))) == pytest.approx(
         kept, rel=0.05
     )
@@ -37,14 +38,8 @@ def test_memory_kept_for_the_gradients(work):
 
 def test_kept_bytes_count_a_storage_once():
     """Two maps of the same input keep it once; weights are not counted."""
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-        def forward(self, x, index, epoch):
-            y = (self.a(x) + self.b(x)).sum()
-            return count_step.Output(y, torch.tensor(1.0), x, x)
-
-    assert count_step.kept_bytes(Model(), torch.randn(10, 4), torch.arange(10)) == 160 + 4
+    a, b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    x = torch.randn(10, 4)
+    weights = [*a.parameters(), *b.parameters()]
+    assert kept_bytes(lambda: (a(x) + b(x)).sum(), weights) == 10 * 4 * 4
+    assert kept_bytes(lambda: (a(x) + b(x)).sum(), [*weights, x]) == 0

@@ -2,9 +2,10 @@
 
 import shutil
 
-import count_step
 import pytest
 import torch
+from kept_memory import kept_bytes
+from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 from torch._dynamo.utils import counters
@@ -43,11 +44,13 @@ def test_recomputed_gradients_are_the_same():
 
 
 def test_recomputing_keeps_less():
-    arguments = fields(16), torch.arange(16)
-    settings = {"depth": 6, "decoder_depth": 6}
-    plain = count_step.kept_bytes(small_model(**settings), *arguments)
-    again = small_model(**settings, activation_checkpointing=True)
-    assert count_step.kept_bytes(again, *arguments) < 0.35 * plain
+    x, index = fields(16), torch.arange(16)
+
+    def kept(**settings) -> int:
+        model = small_model(depth=6, decoder_depth=6, **settings)
+        return kept_bytes(lambda: model(x, index, 0).squared_error, model.parameters())
+
+    assert kept(activation_checkpointing=True) < 0.35 * kept()
 
 
 def test_nothing_is_recomputed_without_gradients(monkeypatch):
@@ -104,6 +107,17 @@ def test_two_graphs_for_training_and_validation():
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
+
+
+def test_no_compiler_is_one_line(monkeypatch, tmp_path):
+    """And not the compiler's long story."""
+    torch.compiler.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(tmp_path / "none"))}):
+        model = small_model(compile=True)
+        with pytest.raises(UserError, match=r"needs a C\+\+ compiler.*allowed: false"):
+            model(fields(4), torch.arange(4), 0)
+    torch.compiler.reset()
 
 
 @pytest.mark.slow

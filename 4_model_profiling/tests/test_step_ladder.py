@@ -48,7 +48,7 @@ def test_no_rung_changes_a_loss(monkeypatch, tmp_path, capsys):
     ladder = yaml.safe_load((CHAPTER / "ladder.yaml").read_text())
     place = tmp_path / "rungs.yaml"
     place.write_text(yaml.safe_dump(ladder | {"variants": []}))
-    words = ["--steps=50", "--warmup=1", "--repeats=1", f"--save-dir={tmp_path}"]
+    words = ["--steps=50", "--warmup=1", "--repeats=1", f"--save-dir={tmp_path / 'results'}"]
     words.append(f"--ladder={place}")
     seen = []
     measure = step_ladder.measure
@@ -56,14 +56,14 @@ def test_no_rung_changes_a_loss(monkeypatch, tmp_path, capsys):
         step_ladder, "measure", lambda *given: seen.append(measure(*given)) or seen[-1]
     )
     assert climb(monkeypatch, *SMALL, *words) == 0
-    rows = json.loads((tmp_path / "ladder.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "results" / "ladder.json").read_text())["rows"]
     assert len(rows) == 7
     assert all(row["loss_differs"] < 1e-4 for row in rows)
     losses = seen[0]["losses"]
     assert len(losses) == 51
     assert losses[-1] < 0.9 * losses[0]
     assert [row["graphs"] for row in rows] == [0] * 6 + [1]
-    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "results" / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert "first version" in capsys.readouterr().out
 
 
@@ -158,6 +158,7 @@ def test_bad_ladder_is_one_line(tmp_path, monkeypatch, text, message):
     [
         (["--ladder=absent.yaml"], "--ladder: cannot read absent.yaml: No such file"),
         (["--steps=0"], "--steps, --repeats, --epochs, --warmup: allowed"),
+        (["--save-dir=tests"], "--save-dir: tests is in use; allowed: a new or an empty folder"),
         (["--devices=2"], "--devices: the ladder is measured in one process"),
     ],
 )

@@ -1,7 +1,11 @@
 """torch.compile for the forward pass: one graph for training, and one for evaluation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from src.errors import UserError
 
 
 def compile_forward(model: nn.Module) -> None:
@@ -11,8 +15,23 @@ def compile_forward(model: nn.Module) -> None:
     them do not fit: a number that has changed, another batch size. So the epoch becomes a tensor,
     whose value it does not look at, and the batch size of the evaluation, where the last batch is
     smaller than the others, is declared to vary.
+
+    Calling the model raises UserError if no C++ compiler is found that works.
     """
-    compiled = torch.compile(model.forward, fullgraph=True)
+    graph = torch.compile(model.forward, fullgraph=True)
+
+    def compiled(*arguments: Tensor) -> Any:
+        try:
+            return graph(*arguments)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            faults = torch._inductor.exc
+            compiler = (faults.InvalidCxxCompiler, faults.CppCompileError)
+            if not isinstance(error.inner_exception, compiler):
+                raise
+            raise UserError(
+                "model.compile: torch.compile needs a C++ compiler that works, and found none; "
+                "allowed: false, or one such as g++ (the variable CXX names another)"
+            ) from error
 
     def forward(x: Tensor, index: Tensor, epoch: int | None = None) -> object:
         if epoch is None:

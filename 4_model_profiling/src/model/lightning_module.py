@@ -20,6 +20,7 @@ from src.data.lightning_datamodule import FieldDataModule
 from src.errors import UserError
 from src.evaluation import SquaredError, baselines
 from src.lightning_ranks import SharedError, is_finite_everywhere, shared_fate, sum_over_ranks
+from src.model.micro_batches import backward_in_parts
 from src.model.pytorch_model import MaskedAutoencoder, Output
 from src.optim import make_optimizer
 from src.reproducibility import leave_memory_unfilled
@@ -34,6 +35,7 @@ class AutoencoderModule(L.LightningModule):
         sample_shape: (V, T, H, W); null takes it from the data.
         optimizer: arguments of make_optimizer: lr, betas, weight_decay, warmup_fraction.
         seed: seed of the training masks.
+        micro_batches: compute each batch in so many parts, one after the other: memory for time.
         model: further arguments of MaskedAutoencoder.
     """
 
@@ -44,11 +46,13 @@ class AutoencoderModule(L.LightningModule):
         sample_shape: tuple[int, int, int, int] | None = None,
         optimizer: Mapping[str, Any] | None = None,
         seed: int = 0,
+        micro_batches: int = 1,
         **model: Any,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.model_settings = model
+        self.micro_batches = micro_batches
+        self.model_settings = model  # an assignment of its own: LightningCLI looks where it goes
 
     def configure_model(self) -> None:
         """Build the model, as soon as the data have told their shape.
@@ -100,18 +104,29 @@ class AutoencoderModule(L.LightningModule):
         """The loss of the global batch, as far as this rank computes it."""
         x, index = batch
         # From the step and not from current_epoch: the masks follow the samples, also on a resume.
-        output = self(x, index, self.global_step // self.data.steps_per_epoch)
-        error, count = sum_over_ranks(output.squared_error.detach(), output.valid_count)
-        count = count.clamp(min=1)
-        # DDP averages the gradients over the ranks: the division by world_size is undone here, and
-        # what remains is the sum of all errors over the count of all valid elements. A mean of the
-        # ranks' means would be wrong, because the ranks see different amounts of land.
-        loss = output.squared_error * self.trainer.world_size / count
+        epoch = self.global_step // self.data.steps_per_epoch
+        if self.micro_batches > 1:
+            error, count, loss = backward_in_parts(self, x, index, epoch, self.micro_batches)
+        else:
+            output = self(x, index, epoch)
+            error, count = sum_over_ranks(output.squared_error.detach(), output.valid_count)
+            count = count.clamp(min=1)
+            # DDP averages the gradients over the ranks: the division by world_size is undone here,
+            # and what remains is the sum of all errors over the count of all valid elements. A mean
+            # of the ranks' means would be wrong: the ranks see different amounts of land.
+            loss = output.squared_error * self.trainer.world_size / count
         # Logged is the loss of the global batch. (sync_dist=True would be right here too, and cost
         # a barrier and a second sum in each step.)
         self.log("train_loss", error / count, prog_bar=True, rank_zero_only=True)
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], rank_zero_only=True)
         return loss
+
+    def optimizer_zero_grad(
+        self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Lightning calls this between ``training_step`` and the backward pass."""
+        if self.micro_batches == 1:
+            optimizer.zero_grad()
 
     def configure_gradient_clipping(
         self,
@@ -221,10 +236,17 @@ class AutoencoderModule(L.LightningModule):
         build the training loader now, before a resumed run has its counters back
         (https://github.com/Lightning-AI/pytorch-lightning/issues/20550).
         """
-        if self.trainer.accumulate_grad_batches != 1:
-            given = self.trainer.accumulate_grad_batches
+        given = self.trainer.accumulate_grad_batches
+        if given != 1:
             raise SharedError(
-                f"trainer.accumulate_grad_batches: {given} changes the global batch; allowed: 1"
+                f"trainer.accumulate_grad_batches: {given} changes the global batch; allowed: 1 "
+                "(micro_batches computes a batch in parts)"
+            )
+        most = self.data.batch_size // self.trainer.world_size
+        if not 1 <= self.micro_batches <= most:
+            raise SharedError(
+                f"micro_batches: {self.micro_batches} parts of a batch of {most} samples in "
+                f"each process; allowed: from 1 to {most}"
             )
         steps = (self.trainer.max_epochs or 1) * self.data.steps_per_epoch
         optimizer, scheduler = make_optimizer(

@@ -124,6 +124,12 @@ class MaskedAutoencoder(nn.Module):
             hidden=rearrange(hidden, FIELDS, **self.axes),
         )
 
+    def count_scored(self, x: Tensor, index: Tensor, epoch: int | Tensor | None = None) -> Tensor:
+        """How many elements the error of ``forward`` runs over (), which the masks alone decide."""
+        valid = ~torch.isnan(rearrange(x, PATCHES, **self.axes))
+        hidden = self.hide(valid.any(dim=-1), index, epoch).hidden
+        return (hidden[..., None] & valid).sum()
+
     def hide(self, valid: Tensor, index: Tensor, epoch: int | Tensor | None) -> Mask:
         """Which of the patches, ``valid`` (B, N), are hidden."""
         return random_mask(valid, index, self.seed, epoch, self.mask_ratio)
