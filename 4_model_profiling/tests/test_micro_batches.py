@@ -77,4 +77,5 @@ def on_ranks(tmp_path_factory):
 @needs_compiler
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_two_ranks_have_the_curve_of_one(whole, on_ranks, name):
-    assert difference(whole, on_ranks[name]) < 10 * TOLERANCE
+    limit = 10 * TOLERANCE if name == "compiled" else TOLERANCE
+    assert difference(whole, on_ranks[name]) < limit

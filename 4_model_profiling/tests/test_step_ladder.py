@@ -158,7 +158,7 @@ def test_bad_ladder_is_one_line(tmp_path, monkeypatch, text, message):
     [
         (["--ladder=absent.yaml"], "--ladder: cannot read absent.yaml: No such file"),
         (["--steps=0"], "--steps, --repeats, --epochs, --warmup: allowed"),
-        (["--save-dir=tests"], "--save-dir: tests is in use; allowed: a new or an empty folder"),
+        (["--save-dir=/"], "--save-dir: / is in use; allowed: a new or an empty folder"),
         (["--devices=2"], "--devices: the ladder is measured in one process"),
     ],
 )
