@@ -29,7 +29,7 @@ from src.data.cloud_fields import (
     step_numbers,
 )
 from src.data.cloud_statistics import read_statistics
-from src.data.cloud_store import COUNTERS, open_store
+from src.data.cloud_store import COUNTERS, CheckedStore, open_store
 from src.data.pytorch_dataset import Coordinates, FieldDataset, Split
 from src.data.statistics import check_months, normalise
 from src.errors import UserError
@@ -67,8 +67,7 @@ class CloudDataset(FieldDataset):
         val_months: the same for validation; at least one window away from the training months.
         wrap_longitude: the grid goes round the globe, so windows may cross its edge.
         region: south, north, west, east that the windows lie between, in degrees; null: everywhere.
-        dask: none reads the chunks with xarray alone; the others with dask: in one thread, in
-            several, or in a cluster of processes.
+        dask: none reads with xarray alone; the others with dask in threads, or in processes.
         dask_threads: how many threads dask has.
         statistics_url: where the statistics are, if not in the store.
         anonymous: ask for public data without credentials.
@@ -112,10 +111,9 @@ class CloudDataset(FieldDataset):
         self.variables = [str(name) for name in fields.data_vars]
         self.units = [fields[name].attrs.get("units", "1") for name in self.variables]
         self.time, self.lat, self.lon = (fields[axis].values for axis in ("time", "lat", "lon"))
-        self.calendar_month = fields["time"].dt.month.values - 1
-        self.mean, self.std = (
-            statistics[name].values.astype(np.float32) for name in ("mean", "std")
-        )
+        # xarray's own accessors and reductions import dask first, which takes half a second.
+        self.calendar_month = self.time.astype("datetime64[M]").astype(int) % 12
+        self.mean, self.std = (statistics[n].values.astype(np.float32) for n in ("mean", "std"))
         check_months(len(self.time), window[0], train_months, val_months)
         if wrap_longitude:
             check_longitudes(self.lon, url)
@@ -128,12 +126,9 @@ class CloudDataset(FieldDataset):
     def positions(
         self, months: tuple[int, int], stride: Sequence[int], wrap: bool
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """First months, latitudes and longitudes; there is a window for each combination.
-
-        Raises UserError if there is none.
-        """
+        """First months, latitudes, longitudes of the windows. Raises UserError if there is none."""
         length, height, width = self.window
-        missing = np.logical_not(self.opened.statistics["has_values"].all("variable").values)
+        missing = np.logical_not(self.opened.statistics["has_values"].values.all(axis=0))
         number = step_numbers(self.time)
         extent = [months[1] - months[0], len(self.lat), len(self.lon)]
         if any(size > room for size, room in zip(self.window, extent, strict=True)):
@@ -170,17 +165,21 @@ class CloudDataset(FieldDataset):
             worker = get_worker_info()
             row = self.counts[1 + worker.id % MAX_WORKERS if worker else 0].numpy()
             settings = {"anonymous": self.anonymous, "patience": self.patience, "counts": row}
-            store = open_store(self.url, **settings)
+            store = self.store(self.url, **settings)
             fields = open_for_training(store, self.dask != "none")
             fields = fields[choose_variables(fields, self.wanted, self.url)]
             rows, columns = region_of(fields, self.region)
             fields = fields.isel(lat=rows, lon=columns)
-            place = store if self.statistics_url == self.url else open_store(self.statistics_url)
+            place = store if self.statistics_url == self.url else self.store(self.statistics_url)
             statistics = read_statistics(place, fields, self.train_months, self.url)
             compute = compute_with(self.dask, self.dask_threads, self.cluster)
             origin = (0, rows.start, columns.start)
             self._opened = Opened(os.getpid(), fields, origin, statistics, compute)
         return self._opened
+
+    def store(self, url: str, **settings: Any) -> CheckedStore:
+        """Open the data, or the statistics; another reader may do it in another way."""
+        return open_store(url, **settings)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}

@@ -178,7 +178,7 @@ class CloudDataset(FieldDataset):
         return self._opened
 
     def store(self, url: str, **settings: Any) -> CheckedStore:
-        """The data, or the statistics, about to be opened."""
+        """Open the data, or the statistics; another reader may do it in another way."""
         return open_store(url, **settings)
 
     def __getstate__(self) -> dict[str, Any]:
