@@ -1,0 +1,156 @@
+"""What makes the step faster changes no result: compiling, recomputing, a fused optimiser."""
+
+import shutil
+
+import pytest
+import torch
+from kept_memory import kept_bytes
+from src.errors import UserError
+from src.model.pytorch_model import MaskedAutoencoder
+from src.optim import make_optimizer
+from torch._dynamo.utils import counters
+
+from tests.lightning_runs import OCEAN, call_lightning
+from tests.runs import rows
+
+SHAPE = (1, 4, 8, 8)
+SIZES = {"patch_size": (2, 4, 4), "embed_dim": 16, "decoder_embed_dim": 16, "depth": 1}
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
+)
+
+
+def small_model(**settings) -> MaskedAutoencoder:
+    torch.manual_seed(0)
+    return MaskedAutoencoder(SHAPE, **(SIZES | settings))
+
+
+def fields(batch: int) -> torch.Tensor:
+    """Normal numbers, of which some are missing."""
+    x = torch.randn(batch, *SHAPE, generator=torch.Generator().manual_seed(batch))
+    return x.masked_fill(x > 1.5, torch.nan)
+
+
+def gradients(model: MaskedAutoencoder, epoch: int = 0) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(fields(4), torch.arange(4), epoch).squared_error.backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_recomputed_gradients_are_the_same():
+    plain, again = small_model(), small_model(activation_checkpointing=True)
+    for one, other in zip(gradients(plain), gradients(again), strict=True):
+        assert one.equal(other)
+
+
+def test_recomputing_keeps_less():
+    x, index = fields(16), torch.arange(16)
+
+    def kept(**settings) -> int:
+        model = small_model(depth=6, decoder_depth=6, **settings)
+        return kept_bytes(lambda: model(x, index, 0).squared_error, model.parameters())
+
+    assert kept(activation_checkpointing=True) < 0.35 * kept()
+
+
+def test_nothing_is_recomputed_without_gradients(monkeypatch):
+    monkeypatch.setattr("src.model.transformer.checkpoint", None)
+    with torch.no_grad():
+        small_model(activation_checkpointing=True)(fields(2), torch.arange(2))
+
+
+def test_fused_adamw_takes_the_same_steps():
+    losses: dict[bool, list[float]] = {False: [], True: []}
+    for fused, own in losses.items():
+        model = small_model()
+        optimizer, scheduler = make_optimizer(model, 20, fused=fused)
+        assert optimizer.param_groups[0]["fused"] == (fused or None)
+        for epoch in range(20):
+            gradients(model, epoch)
+            optimizer.step()
+            scheduler.step()
+            with torch.no_grad():
+                own.append(model(fields(8), torch.arange(8)).squared_error.item())
+    # The weights differ more: where a gradient is zero but for rounding, AdamW steps by its sign.
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+    assert losses[True][-1] < 0.95 * losses[True][0]
+
+
+def test_new_tensors_are_not_filled():
+    """NaN would be written to them if deterministic mode had its way."""
+    small = small_model()
+    with torch.random.fork_rng():
+        from src.reproducibility import set_seed
+
+        set_seed(0)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert gradients(small)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_two_graphs_for_training_and_validation():
+    """One each, whatever the epoch, and however small the last batch is."""
+    torch.compiler.reset()
+    counters.clear()
+    plain, compiled = small_model(), small_model(compile=True)
+    assert list(plain.state_dict()) == list(compiled.state_dict())
+    for epoch in range(4):
+        for one, other in zip(gradients(plain, epoch), gradients(compiled, epoch), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        # As large as in training at first: another size would make the compiler expect others.
+        for batch in (4, 4, 3):
+            with torch.no_grad():
+                expected = plain(fields(batch), torch.arange(batch))
+                found = compiled(fields(batch), torch.arange(batch))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+def test_no_compiler_is_one_line(monkeypatch, tmp_path):
+    """And not the compiler's long story."""
+    torch.compiler.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(tmp_path / "none"))}):
+        model = small_model(compile=True)
+        with pytest.raises(UserError, match=r"needs a C\+\+ compiler.*allowed: false"):
+            model(fields(4), torch.arange(4), 0)
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_training_with_pictures(monkeypatch, tmp_path):
+    """Training, validation, scores and pictures; the curve is that without the compiler."""
+    torch.compiler.reset()
+    counters.clear()
+    settings = [*OCEAN, "--data.dataset=OceanDataset", "--trainer.picture_every_n_epochs=1"]
+    for name in ("false", "true"):
+        words = [f"--model.compile={name}", f"--trainer.output_dir={tmp_path / name}"]
+        assert call_lightning(monkeypatch, *settings, *words) == 0
+    runs = [tmp_path / name / "run_1" for name in ("false", "true")]
+    for one, other in zip(*map(rows, runs), strict=True):
+        for key, value in one.items():
+            if value:
+                assert float(other[key]) == pytest.approx(float(value), rel=1e-4)
+    assert (runs[1] / "reconstructions.png").read_bytes().startswith(b"\x89PNG")
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] <= 3  # training, validation, and pictures
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_checkpoint_of_a_compiled_run_loads_without(monkeypatch, tmp_path):
+    from src.model.lightning_module import AutoencoderModule
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    words = ["--data.dataset=OceanDataset", "--model.compile=true", "--trainer.max_epochs=1"]
+    words += ["--trainer.max_steps=3", f"--trainer.output_dir={tmp_path}"]
+    assert call_lightning(monkeypatch, *OCEAN, *words) == 0
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # Lightning has no say in it
+    place = tmp_path / "run_1" / "checkpoints" / "last.ckpt"
+    module = AutoencoderModule.load_from_checkpoint(place, map_location="cpu", compile=False)
+    assert "forward" not in vars(module.model)
