@@ -4,6 +4,8 @@
   uv run python lightning_train.py -c config/two_processes.yaml      DDP on two CPU processes
   uv run python lightning_train.py --trainer.devices 8         DDP on eight GPUs
   uv run python lightning_train.py --resume output/run_1       continue where a run stopped
+  uv run python lightning_train.py --resume s3://embedded/checkpoints/RUN    the same from the cloud
+  uv run python lightning_train.py --trainer.run_name NAME     begin or continue, as the case may be
 
 Each run writes its metrics, checkpoints, configuration and pictures to a folder output/run_N.
 """
@@ -12,10 +14,11 @@ import os
 import sys
 
 import lightning as L
+from src.callbacks import left_behind
 from src.config import parse_config
 from src.data.lightning_datamodule import FieldDataModule
+from src.durable_checkpoint import DurableCheckpointIO
 from src.lightning_callbacks import Stopped, how_to_continue
-from src.lightning_checkpoint import AtomicCheckpointIO
 from src.lightning_errors import one_line_errors
 from src.lightning_logger import RunLogger
 from src.lightning_settings import (
@@ -24,14 +27,16 @@ from src.lightning_settings import (
     make_callbacks,
     make_strategy,
     quiet,
-    run_to_resume,
 )
 from src.model.lightning_module import AutoencoderModule
+from src.preemption import leave
+from src.resume import bring_back, named_logger, where_to_begin
 
 
 def main() -> int:
     """Read the settings and train. Returns the exit code."""
-    config, resolved = parse_config(__doc__, settings=LightningSettings)
+    arguments = bring_back(sys.argv[1:])
+    config, resolved = parse_config(__doc__, arguments, settings=LightningSettings)
     settings, seed = config.trainer, config.seed_everything
     quiet()
     again = f"{os.path.relpath(__file__)} --resume RUN"
@@ -39,7 +44,7 @@ def main() -> int:
     check_devices(
         settings.accelerator, settings.devices, settings.num_nodes, config.data.batch_size
     )
-    folder, checkpoint = run_to_resume(config.resume, settings.output_dir)
+    folder, checkpoint = where_to_begin(config.resume, settings)
 
     # The same seed on all ranks, for the same initial weights.
     L.seed_everything(seed, workers=True, verbose=False)
@@ -50,7 +55,7 @@ def main() -> int:
         micro_batches=settings.micro_batches,
         **vars(config.model),
     )
-    with RunLogger(settings.output_dir, settings.wandb, folder) as logger:
+    with named_logger(RunLogger(settings.output_dir, settings.wandb, folder), folder) as logger:
         trainer = L.Trainer(
             accelerator=settings.accelerator,
             devices=settings.devices,
@@ -64,17 +69,17 @@ def main() -> int:
             use_distributed_sampler=False,  # ours starts inside an epoch, and counts global batches
             logger=logger,
             callbacks=make_callbacks(settings, resolved),
-            plugins=[AtomicCheckpointIO()],
+            plugins=[DurableCheckpointIO()],
             enable_progress_bar=sys.stdout.isatty(),  # in a log file every update is a new line
         )
         try:
             trainer.fit(module, data, ckpt_path=checkpoint)
         except Stopped as stopped:
-            return how_to_continue(again, stopped)
+            return how_to_continue(again, stopped) or left_behind(trainer)
         trainer.test(module, data, verbose=False)
-    return 0
+    return left_behind(trainer)
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(main())
+        leave(main())

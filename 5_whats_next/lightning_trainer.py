@@ -5,6 +5,7 @@ uv run python -m lightning_trainer fit --trainer.devices 8 --trainer.strategy dd
 uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
 uv run python -m lightning_trainer predict
 uv run python -m lightning_trainer fit --ckpt_path output/run_1/checkpoints/last.ckpt
+uv run python -m lightning_trainer fit --ckpt_path s3://embedded/checkpoints/RUN
 """
 
 import sys
@@ -14,15 +15,18 @@ from src.lightning_cli import AutoencoderCLI
 from src.lightning_errors import one_line_errors
 from src.lightning_settings import quiet
 from src.model.lightning_module import AutoencoderModule
+from src.preemption import leave
+from src.resume import bring_back
 
 
 def main() -> int:
     """Parse the command line and run the subcommand. Returns the exit code."""
     quiet()
+    sys.argv[1:] = bring_back(sys.argv[1:], "--ckpt_path")
     cli = AutoencoderCLI(AutoencoderModule, FieldDataModule, description=__doc__)
     return cli.exit_code
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(main())
+        leave(main())

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from src.callbacks import left_behind
 from src.config import CHAPTER, HelpFormatter, TrainerSettings, check_numbers
 from src.config_errors import explain
 from src.errors import UserError
@@ -121,8 +122,9 @@ class AutoencoderCLI(LightningCLI):
             super()._run_subcommand(subcommand)
             if subcommand == "fit":
                 self.trainer.test(self.model, self.datamodule, verbose=False)
+                self.exit_code = left_behind(self.trainer)
         except Stopped as stopped:
-            self.exit_code = how_to_continue(CONTINUE, stopped)
+            self.exit_code = how_to_continue(CONTINUE, stopped) or left_behind(self.trainer)
         finally:
             if isinstance(logger, RunLogger):
                 logger.close()

@@ -6,17 +6,21 @@ import socket
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
+from src.callbacks import CloudUploadCallback, storage_path
+from src.cloud_folder import filesystem_of
 from src.cloud_report import CloudReport
 from src.config import CHAPTER, TrainerSettings, run_folder
 from src.device import choose_device
 from src.errors import UserError
-from src.lightning_callbacks import Report, StopAndSave
+from src.lightning_callbacks import Report
 from src.lightning_ranks import launch_id
+from src.preemption import Preemption
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 
@@ -30,12 +34,23 @@ class LightningSettings(TrainerSettings):
         num_nodes: machines; see the README for how to start them.
         strategy: ddp has a copy of the model on each device, fsdp a share of it; auto takes ddp.
         micro_batches: compute each batch in so many parts, one after the other: memory for time.
+        run_name: of the run's folder, on disk and in the cloud; null makes up one.
+        resume_policy: a run with this name: auto goes on, must does or fails, never begins anew.
+        cloud_storage_path: where checkpoints are uploaded; null follows the variable
+            CLOUD_STORAGE_PATH, and else takes s3://embedded/checkpoints; none uploads nothing.
+        upload_interval: epochs between two uploads.
+        upload_every_n_steps: upload inside an epoch too, as far as there are checkpoints; 0: no.
     """
 
     devices: int = 1
     num_nodes: int = 1
     strategy: str = "auto"
     micro_batches: int = 1
+    run_name: str | None = None
+    resume_policy: Literal["auto", "must", "never"] = "auto"
+    cloud_storage_path: str | None = None
+    upload_interval: int = 1
+    upload_every_n_steps: int = 0
 
 
 def check_devices(accelerator: str, devices: int, num_nodes: int, batch_size: int) -> None:
@@ -95,12 +110,19 @@ def make_strategy(name: str, world_size: int) -> str | Strategy:
     return name
 
 
-def make_callbacks(settings: TrainerSettings, resolved: str) -> list[Callback]:
+def make_callbacks(settings: LightningSettings, resolved: str) -> list[Callback]:
     """What happens beside the training: report, interrupts, checkpoints best.ckpt and last.ckpt."""
     callbacks: list[Callback] = [
         Report(settings.picture_every_n_epochs, resolved),
-        StopAndSave(),
+        Preemption(),
         CloudReport(),
+        CloudUploadCallback(
+            settings.cloud_storage_path,
+            upload_interval=settings.upload_interval,
+            filesystem=filesystem_of(storage_path(settings.cloud_storage_path)),
+            upload_every_n_steps=settings.upload_every_n_steps,
+            run_name=settings.run_name,
+        ),
         # The best one first: a crash in between then does both again, instead of losing one.
         ModelCheckpoint(filename="best", monitor="val_loss", enable_version_counter=False),
         # Not save_last=True, which saves only when there is a new best one.

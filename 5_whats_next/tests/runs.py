@@ -15,6 +15,7 @@ import torch
 from src.config import CHAPTER
 
 SCRIPT = CHAPTER / "pytorch_train.py"
+os.environ.setdefault("CLOUD_STORAGE_PATH", "none")  # uploads have tests of their own
 # Twelve steps of a tiny model on noise: four in each of three epochs.
 TINY = [
     "--data.dataset=DummyDataset",

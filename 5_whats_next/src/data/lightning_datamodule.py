@@ -6,9 +6,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
-from src.data.lightning_sampler import EvaluationSlice, TrainBatches
+from src.data.guarded_batches import GuardedBatches, InterruptibleLoader
+from src.data.lightning_sampler import EvaluationSlice
 from src.data.loader_settings import StartMethod, worker_settings
 from src.data.look_ahead import batches_of, look_ahead
 from src.data.orders import order_of
@@ -109,7 +110,7 @@ class FieldDataModule(L.LightningDataModule):
         return len(self.train_set) // self.batch_size
 
     def train_dataloader(self) -> DataLoader:
-        batches: Sampler[list[int]] = TrainBatches(
+        self.guard = GuardedBatches(
             len(self.train_set),
             self.seed,
             self.batch_size,
@@ -118,8 +119,15 @@ class FieldDataModule(L.LightningDataModule):
             step=lambda: self.trainer.global_step if self.trainer else 0,
             order=order_of(self.train_set),
         )
-        batches = look_ahead(batches, self.train_set, self.num_workers)
-        return self.new_loader(self.train_set, batch_sampler=batches)
+        batches = look_ahead(self.guard, self.train_set, self.num_workers)
+        settings = self.new_loader.keywords
+        return InterruptibleLoader(self.train_set, batch_sampler=batches, **settings)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Compare a training batch with what its step asks for; Lightning calls this."""
+        if self.trainer and self.trainer.training and len(batch):
+            self.guard.check(batch[1], self.trainer.global_step)
+        return batch
 
     def val_dataloader(self) -> DataLoader:
         own, size = self.own_samples()
@@ -140,7 +148,7 @@ class FieldDataModule(L.LightningDataModule):
         return self.new_loader(self.val_set, batch_size=size, sampler=own)
 
     @property
-    def new_loader(self) -> Callable[..., DataLoader]:
+    def new_loader(self) -> partial[DataLoader]:
         """DataLoader with the settings that all loaders share."""
         return partial(
             DataLoader,

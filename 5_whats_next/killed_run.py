@@ -1,0 +1,78 @@
+"""lightning_train.py, killed from the inside, for kill_campaign.py.
+
+  KILL_AT=step:7 python killed_run.py [settings of lightning_train.py]
+
+KILL_AT is MOMENT:STEP. SIGKILL then ends the whole process group: all ranks, all workers.
+
+  step     in the middle of a step, when STEP steps are done
+  save     while the checkpoint of STEP is being written: it is whole, and has no name yet
+  upload   while that checkpoint is uploaded: the object is there, the list does not name it yet
+  full     the disk is full from STEP on (the system refuses to write large files)
+"""
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from src import checkpoint_files
+from src.cloud_run import CloudRun
+from src.model.lightning_module import AutoencoderModule
+
+
+def kill_all() -> None:
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, is_now: Callable[..., bool], what: Callable[[], None]) -> None:
+    """Do something before a function is called, if its arguments say that it is time."""
+    original = getattr(owner, name)
+
+    def call(*arguments: Any, **settings: Any) -> Any:
+        if is_now(*arguments):
+            what()
+        return original(*arguments, **settings)
+
+    setattr(owner, name, call)
+
+
+def fill_disk() -> None:
+    """Let the system refuse to write more than 50 kB to a file, as a full disk would."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+
+
+def prepare(moment: str, step: int) -> None:
+    """Put the end into the functions where it shall come."""
+    uploading: list[int] = []
+    if moment == "step":
+        is_now = lambda module, *_: module.global_step == step  # noqa: E731
+        before(AutoencoderModule, "training_step", is_now, kill_all)
+    elif moment == "full":
+        is_now = lambda module, *_: module.global_step == step  # noqa: E731
+        before(AutoencoderModule, "training_step", is_now, fill_disk)
+    elif moment == "save":
+        is_now = lambda folder, entry: entry.step == step  # noqa: E731
+        before(checkpoint_files, "add_to_manifest", is_now, kill_all)
+    elif moment == "upload":
+        remember = lambda run, path, name, done, *_: uploading.append(done) is not None  # noqa: E731
+        before(CloudRun, "save", remember, kill_all)
+        # The newest wins: the very step may have given way to a later one.
+        is_now = lambda *_: bool(uploading) and uploading[-1] >= step  # noqa: E731
+        before(CloudRun, "check_owner", is_now, kill_all)
+    else:
+        sys.exit(f"error: KILL_AT: {moment} is unknown; allowed: step, save, upload, full")
+
+
+if __name__ == "__main__":
+    import lightning_train
+    from src.lightning_errors import one_line_errors
+    from src.preemption import leave
+
+    moment, _, number = os.environ.get("KILL_AT", "").partition(":")
+    if moment:
+        prepare(moment, int(number))
+    with one_line_errors():
+        leave(lightning_train.main())

@@ -1,0 +1,175 @@
+"""Checkpoint files that outlive a crash, a full disk and a flipped bit.
+
+``manifest.json`` beside the checkpoints lists the SHA-256 of each file that was written whole. It
+is written before a file gets its name, so whatever moment a crash chooses, every file with a name
+of its own is in the list, and what is not in the list is damaged. The last version of a file stays
+beside the new one: one bad block must not cost the run.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from src.errors import UserError
+
+MANIFEST = "manifest.json"
+KEPT = 8  # entries of the manifest for each name: more than there are copies of a file
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that was once written whole: its name, optimiser steps done, bytes, digest."""
+
+    name: str
+    step: int
+    size: int
+    sha256: str
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def previous(path: Path) -> Path:
+    """Where the last version of a checkpoint stays."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def read_manifest(folder: Path) -> list[Entry]:
+    """The entries, the newest first; none if there is no manifest that can be read."""
+    try:
+        return [Entry(**entry) for entry in json.loads((folder / MANIFEST).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file in one step, and return when it is on the disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def add_to_manifest(folder: Path, entry: Entry) -> None:
+    """Put an entry in front."""
+    entries = [entry, *(old for old in read_manifest(folder) if old != entry)]
+    seen: dict[str, int] = {}
+    for old in entries:
+        seen[old.name] = seen.get(old.name, 0) + 1
+    kept = [old for at, old in enumerate(entries) if seen[old.name] <= KEPT or at < KEPT]
+    write_text(folder / MANIFEST, json.dumps([asdict(old) for old in kept], indent=1))
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk: fsync of a file covers no name."""
+    with suppress(OSError):  # some network file systems cannot, and need not
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def save_durably(state: dict[str, Any], path: Path, step: int) -> Entry:
+    """Write a checkpoint; the one that was there becomes its ``previous``.
+
+    At each moment of it there is a whole file with the name ``path``, once there has been one.
+
+    Args:
+        state: what torch.save takes.
+        path: its folder must exist.
+        step: optimiser steps done, for whoever looks for the newest.
+
+    Raises:
+        UserError: the disk is full or read-only; all older files are as they were.
+    """
+    # In the same folder: a rename is atomic only within one file system, and $TMPDIR may lie
+    # on another one (https://github.com/Lightning-AI/pytorch-lightning/issues/21253).
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        entry = Entry(path.name, step, temporary.stat().st_size, digest(temporary))
+        add_to_manifest(path.parent, entry)
+        if path.exists():
+            keep_as(path, previous(path))
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        (path.parent / f"{MANIFEST}.tmp").unlink(missing_ok=True)
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot write {path}: {reason}; its last version is intact") from error
+    return entry
+
+
+def keep_as(path: Path, copy: Path) -> None:
+    """Give a file a second name, without a moment in which either of them is missing."""
+    temporary = copy.with_name(copy.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, temporary)
+    temporary.replace(copy)
+
+
+def find(path: Path) -> Entry | None:
+    """The manifest's entry of a file's content; None if it has changed since it was written."""
+    sha256 = digest(path)
+    return next((one for one in read_manifest(path.parent) if one.sha256 == sha256), None)
+
+
+def check(path: Path) -> None:
+    """Raise UserError if a checkpoint is not what was written.
+
+    Without a manifest nothing is known against it: the runs of earlier chapters have none.
+    """
+    entries = read_manifest(path.parent)
+    if entries and find(path) is None:
+        whole = path.stat().st_size in {entry.size for entry in entries}
+        raise UserError(f"{path} is {'damaged' if whole else 'truncated'}: {UNKNOWN}")
+
+
+UNKNOWN = "its SHA-256 is not in manifest.json"
+
+
+def newest_intact(folder: Path) -> tuple[Path | None, int, list[Path]]:
+    """The checkpoint with the most steps among those that are as they were written.
+
+    The digest says which step a file belongs to: names and times survive no copying.
+
+    Returns:
+        Its path (None if there is none), its step, and the files that are damaged.
+    """
+    if not read_manifest(folder):
+        last = folder / "last.ckpt"
+        return (last if last.is_file() else None), 0, []
+    found = [(find(path), path) for path in sorted(folder.glob("*.ckpt"))]
+    # Of two files of the same step, last.ckpt is the one that a run goes on from.
+    intact = [(entry.step, path.stem.startswith("last"), path) for entry, path in found if entry]
+    damaged = [path for entry, path in found if entry is None]
+    step, _, path = max(intact, default=(0, False, None), key=lambda one: one[:2])
+    return path, step, damaged
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, so that it never takes the place of an intact copy."""
+    aside = path.with_name(path.name + ".damaged")
+    with suppress(FileNotFoundError):  # another process of this machine was faster
+        path.replace(aside)
+    return aside

@@ -1,0 +1,261 @@
+"""A run's copy in object storage: what it holds, who may write it, how to get it back.
+
+  PATH/RUN/run.json                   whose run it is, and which process writes it now
+  PATH/RUN/config.yaml                its settings
+  PATH/RUN/last-000000120-1a2b3c4d.ckpt   a checkpoint, its step, the beginning of its digest
+  PATH/RUN/metrics-000000120.csv      the metrics up to it
+  PATH/RUN/latest.json                the checkpoints that count, with size and SHA-256
+
+``latest.json`` is written last: what it does not name is not there, whether an upload broke off or
+a deletion did. Objects are never overwritten, so it always names whole files.
+"""
+
+import json
+import secrets
+import socket
+import time
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from src.checkpoint_files import (
+    Entry,
+    add_to_manifest,
+    digest,
+    newest_intact,
+    write_text,
+)
+from src.cloud_folder import CloudFolder
+from src.data.cloud_errors import CloudError
+from src.lightning_ranks import SharedError
+
+LATEST, OWNER = "latest.json", "run.json"
+NOTE = "cloud.json"  # beside the local checkpoints: which run in the cloud is theirs
+COMPANIONS = ("config.yaml", "metrics.csv")
+REQUEST = 20.0  # seconds for a small object
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A checkpoint in the cloud: its local name, the object, and the files that go with it."""
+
+    name: str
+    object: str
+    step: int
+    size: int
+    sha256: str
+    files: dict[str, dict[str, str]] = field(default_factory=dict)  # name: object, sha256
+
+
+class SupersededError(CloudError):
+    """Another process has taken the run over; whoever was first must not write any more."""
+
+
+class CloudRun:
+    """Writes the copy of one run.
+
+    Args:
+        folder: where; the run's own.
+        run_id: of the run.
+        keep: checkpoints that stay, of each name.
+    """
+
+    def __init__(self, folder: CloudFolder, run_id: str, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+        self.run_id, self.session = run_id, secrets.token_hex(8)
+
+    def claim(self) -> None:
+        """Note that this process writes the run now. Raises CloudError if it is another run."""
+        owner = owner_of(self.folder)
+        # A run that has not saved anything yet may be begun anew, for example after a crash.
+        if owner not in ("", self.run_id) and read_copies(self.folder):
+            raise CloudError(
+                f"{self.folder.url} belongs to another run; choose another name for this one, or "
+                f"continue that one with --resume {self.folder.url}"
+            )
+        mine = {"run_id": self.run_id, "session": self.session, "host": socket.gethostname()}
+        self.folder.put_text(OWNER, json.dumps(mine | {"time": time.time()}), REQUEST)
+
+    def check_owner(self) -> None:
+        """Raise SupersededError if another process writes the run: a requeued job, say."""
+        owner = json.loads(self.folder.get_text(OWNER, REQUEST) or "{}")
+        if owner.get("session", self.session) != self.session:
+            raise SupersededError(
+                f"{self.folder.url} is continued by another process, on {owner.get('host')}; "
+                "this one uploads no more"
+            )
+
+    def save(
+        self, path: Path, name: str, step: int, beside: Path, seconds: float, sha256: str = ""
+    ) -> Copy:
+        """Upload a checkpoint: the object first, then the list that names it, then the deletions.
+
+        Args:
+            path: a file that does not change meanwhile.
+            name: what it is called in the run's folder.
+            step: optimiser steps done.
+            beside: the run's folder, with config.yaml and metrics.csv.
+            seconds: for all of it.
+            sha256: of the file when it was written; empty if nobody has noted it.
+        """
+        end = time.monotonic() + seconds
+
+        def left() -> float:
+            return max(1.0, end - time.monotonic())
+
+        sha256 = whole(path, sha256)
+        there = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
+        self.folder.put(path, there, sha256, left())
+        files = {}
+        for companion in COMPANIONS:
+            if (beside / companion).is_file():
+                files[companion] = self.save_beside(beside / companion, path, step, left())
+        new = Copy(name, there, step, path.stat().st_size, sha256, files)
+        self.check_owner()
+        old = read_copies(self.folder)
+        kept = [new, *(copy for copy in old if copy != new)]
+        kept = [c for c in kept if [o for o in kept if o.name == c.name].index(c) < self.keep]
+        head = {"run_id": self.run_id, "time": time.time()} | asdict(new)
+        text = json.dumps(head | {"kept": [asdict(copy) for copy in kept]}, indent=1)
+        self.folder.put_text(LATEST, text, left())
+        self.remove(old, kept)
+        return new
+
+    def save_beside(self, file: Path, path: Path, step: int, seconds: float) -> dict[str, str]:
+        """Upload a file that goes with the checkpoint ``path``."""
+        target = f"{file.stem}-{step:09d}{file.suffix}"
+        # A copy: the training goes on writing to metrics.csv.
+        still = path.with_name(f"{path.name}.{file.name}")
+        still.write_bytes(file.read_bytes())
+        try:
+            sha256 = digest(still)
+            self.folder.put(still, target, sha256, seconds)
+        finally:
+            still.unlink()
+        return {"object": target, "sha256": sha256}
+
+    def remove(self, old: list[Copy], kept: list[Copy]) -> None:
+        """Delete what the list does not name any more; what fails to be deleted does no harm."""
+        named = {name for copy in kept for name in objects(copy)}
+        for copy in old:
+            for name in objects(copy) - named:
+                try:
+                    self.folder.delete(name, REQUEST)
+                except CloudError:
+                    return
+
+
+def whole(path: Path, noted: str) -> str:
+    """The SHA-256 of a checkpoint that is as it was written. Raises CloudError for another one.
+
+    Where another CheckpointIO has written it, and noted no digest, the archive's own sums decide.
+    """
+    sha256 = digest(path)
+    if noted and sha256 != noted:
+        raise CloudError(f"{path.name} is damaged on this disk, and is not uploaded")
+    if not noted:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                bad = archive.testzip()
+        except (OSError, zipfile.BadZipFile) as error:
+            bad = str(error)
+        if bad:
+            raise CloudError(f"{path.name} is not whole ({bad}), and is not uploaded")
+    return sha256
+
+
+def objects(copy: Copy) -> set[str]:
+    """The names of the objects that belong to a copy."""
+    return {copy.object, *(file["object"] for file in copy.files.values())}
+
+
+def read_copies(folder: CloudFolder, seconds: float = REQUEST) -> list[Copy]:
+    """The checkpoints that count, the newest first; none if nothing is there.
+
+    Raises CloudError if the list cannot be read.
+    """
+    text = folder.get_text(LATEST, seconds)
+    if text is None:
+        return []
+    try:
+        copies = [Copy(**copy) for copy in json.loads(text)["kept"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CloudError(f"{folder.url}: {LATEST} is no list of checkpoints ({error})") from error
+    return sorted(copies, key=lambda copy: (-copy.step, copy.name != "last.ckpt"))
+
+
+def fetch(folder: CloudFolder, run: Path, seconds: float = 3600.0) -> list[str]:
+    """Download the newest intact checkpoint of a run, and what belongs to it.
+
+    Args:
+        folder: of the run in the cloud.
+        run: its local folder; what is there and older stays as ``previous``.
+        seconds: for each file.
+
+    Returns:
+        A line for each thing that was done or skipped. Raises SharedError if nothing is intact.
+    """
+    copies, said = read_copies(folder), []
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    for copy in copies:
+        try:
+            bring(folder, copy, checkpoints / "last.ckpt", seconds)
+        except CloudError as error:
+            said.append(f"skipped {copy.object}: {error}")
+            continue
+        for name, file in copy.files.items():
+            folder.get(file["object"], run / name, file["sha256"], seconds)
+        said.append(f"downloaded {copy.object}, step {copy.step}")
+        best = [c for c in copies if c.name == "best.ckpt" and c.step <= copy.step]
+        for one in best[:1]:
+            try:
+                bring(folder, one, checkpoints / "best.ckpt", seconds)
+                said.append(f"downloaded {one.object}, step {one.step}")
+            except CloudError as error:
+                said.append(f"skipped {one.object}: {error}")
+        note_run(checkpoints, folder.url, owner_of(folder))
+        return said
+    reasons = "; ".join(said) or f"there is no {LATEST}"
+    raise SharedError(f"{folder.url} holds no checkpoint to go on from ({reasons})")
+
+
+def bring(folder: CloudFolder, copy: Copy, path: Path, seconds: float) -> None:
+    """Download a checkpoint; the list names it before it has its name, as when it is saved."""
+    arrived = path.with_name(path.name + ".arrived")
+    folder.get(copy.object, arrived, copy.sha256, seconds)
+    add_to_manifest(path.parent, Entry(path.name, copy.step, copy.size, copy.sha256))
+    arrived.replace(path)
+
+
+def owner_of(folder: CloudFolder) -> str:
+    """The id of the run that lies in a folder; empty if none does."""
+    found: dict[str, Any] = json.loads(folder.get_text(OWNER, REQUEST) or "{}")
+    return str(found.get("run_id", ""))
+
+
+def note_run(checkpoints: Path, url: str, run_id: str) -> None:
+    """Remember beside the local checkpoints which run in the cloud is theirs."""
+    write_text(checkpoints / NOTE, json.dumps({"run_id": run_id, "url": url}, indent=1))
+
+
+def noted_run(checkpoints: Path) -> tuple[str, str]:
+    """The id and the address that ``note_run`` has written; empty if it has not."""
+    try:
+        note = json.loads((checkpoints / NOTE).read_text())
+        return str(note["run_id"]), str(note["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""
+
+
+def is_newer(folder: CloudFolder, run: Path, seconds: float) -> bool:
+    """Whether the cloud has more steps of a run than the disk."""
+    path, step, _ = newest_intact(run / "checkpoints")
+    copies = read_copies(folder, seconds)
+    return bool(copies) and (path is None or copies[0].step > step)
+
+
+def run_url(cloud_storage_path: str, name: str) -> str:
+    """Where a run lies."""
+    return f"{cloud_storage_path.rstrip('/')}/{name.rstrip('/').rpartition('/')[2]}"

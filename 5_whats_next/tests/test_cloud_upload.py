@@ -1,0 +1,344 @@
+"""CloudUploadCallback against a real S3 server: what arrives, in which order, and what does not."""
+
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from src.callbacks import CloudUploadCallback
+from src.checkpoint_files import digest, save_durably
+from src.cloud_folder import CloudFolder, etag
+from src.cloud_run import CloudRun, fetch, read_copies
+from src.data.cloud_errors import CloudError
+from src.data.s3_proxy import Fault
+from src.errors import UserError
+from src.uploader import Uploader
+
+from tests.cloud_runs import cloud as cloud  # fixtures
+from tests.cloud_runs import copies, latest, objects
+from tests.cloud_runs import path as path
+from tests.cloud_runs import proxy as proxy
+from tests.cloud_server import files
+from tests.lightning_runs import assert_same_lightning_run, call_lightning, shared_reference
+from tests.lightning_runs import train_lightning as train
+
+GOES_TOGETHER = ["last", "config", "metrics"]
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run's folder, with one step's checkpoint."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text("a: 1\n")
+    (folder / "metrics.csv").write_text("step\n1\n")
+    save(folder, 1)
+    return folder
+
+
+def save(run: Path, step: int, name: str = "last.ckpt") -> Path:
+    path = run / "checkpoints" / name
+    save_durably({"global_step": step, "weights": torch.full((9000,), float(step))}, path, step)
+    return path
+
+
+def writer(path: str, run_id: str = "one", keep: int = 2) -> CloudRun:
+    copy = CloudRun(CloudFolder(path), run_id, keep)
+    copy.claim()
+    return copy
+
+
+def upload(copy: CloudRun, run: Path, step: int, name: str = "last.ckpt") -> None:
+    copy.save(save(run, step, name), name, step, run, 20.0, digest(run / "checkpoints" / name))
+
+
+def test_object_first_then_the_list_then_the_deletions(proxy, path, run):
+    copy = writer(path)
+    for step in (1, 2):
+        upload(copy, run, step)
+    proxy.requests.clear()
+    upload(copy, run, 3)
+    written = [r.path.rpartition("/")[2] for r in proxy.requests if r.method == "PUT"]
+    deleted = [r.path.rpartition("/")[2] for r in proxy.requests if r.method == "DELETE"]
+    assert [name.partition("-")[0] for name in written] == [*GOES_TOGETHER, "latest.json"]
+    order = [r.method for r in proxy.requests if r.method in ("PUT", "DELETE")]
+    assert order == ["PUT"] * 4 + ["DELETE"] * len(deleted)
+    assert {name.partition("-")[0] for name in deleted} == set(GOES_TOGETHER)
+    assert copies(path) == [("last.ckpt", 3), ("last.ckpt", 2)]
+
+
+def test_the_list_says_what_is_there(cloud, path, run):
+    copy = writer(path)
+    upload(copy, run, 7)
+    head = latest(path)
+    saved = run / "checkpoints" / "last.ckpt"
+    assert (head["name"], head["step"], head["size"]) == ("last.ckpt", 7, saved.stat().st_size)
+    assert len(head["sha256"]) == 64
+    assert set(head["files"]) == {"config.yaml", "metrics.csv"}
+    named = {head["object"], *(file["object"] for file in head["files"].values())}
+    assert set(objects(path)) == {"latest.json", "run.json", *named}
+
+
+def test_retention_keeps_each_name_apart(cloud, path, run):
+    copy = writer(path)
+    upload(copy, run, 1, "best.ckpt")
+    for step in (2, 3, 4):
+        upload(copy, run, step)
+    assert copies(path) == [("last.ckpt", 4), ("last.ckpt", 3), ("best.ckpt", 1)]
+    assert sum(name.endswith(".ckpt") for name in objects(path)) == 3
+
+
+def test_comes_back_to_the_bit(cloud, path, run, tmp_path):
+    copy = writer(path)
+    upload(copy, run, 3, "best.ckpt")
+    upload(copy, run, 5)
+    fetch(copy.folder, tmp_path / "again")
+    for name in ("checkpoints/last.ckpt", "checkpoints/best.ckpt", "config.yaml", "metrics.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_a_damaged_copy_is_skipped_and_named(cloud, path, run, tmp_path):
+    copy = writer(path)
+    for step in (1, 2):
+        upload(copy, run, step)
+    newest = latest(path)["object"]
+    content = bytearray(files().cat(f"{path}/{newest}"))
+    content[len(content) // 2] ^= 1
+    files().pipe(f"{path}/{newest}", bytes(content))
+    said = fetch(copy.folder, tmp_path / "again")
+    assert newest in said[0]
+    assert "damaged" in said[0]
+    assert "step 1" in said[1]
+
+
+def test_what_arrives_damaged_never_counts(proxy, path, run, monkeypatch):
+    """The object differs from the file, as after a fault that no checksum on the way has seen."""
+    copy = writer(path)
+    upload(copy, run, 1)
+    original = copy.folder.fs._put_file
+
+    async def damaging(local: str, there: str, **settings: object) -> None:
+        other = Path(f"{local}.other")
+        other.write_bytes(Path(local).read_bytes()[:-1] + b"x")
+        await original(str(other), there, **settings)
+        other.unlink()
+
+    monkeypatch.setattr(copy.folder.fs, "_put_file", damaging)
+    with pytest.raises(CloudError, match="arrived damaged"):
+        upload(copy, run, 2)
+    assert copies(path) == [("last.ckpt", 1)]
+
+
+def test_what_is_damaged_on_the_disk_is_not_uploaded(cloud, path, run):
+    copy = writer(path)
+    file = save(run, 2)
+    saved = digest(file)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CloudError, match="damaged on this disk"):
+        copy.save(file, "last.ckpt", 2, run, 20.0, saved)
+    assert copies(path) == []
+
+
+def test_half_a_file_of_another_writer_is_not_uploaded(cloud, path, run):
+    """Without a manifest, as with Lightning's own CheckpointIO."""
+    whole = run / "checkpoints" / "last.ckpt"
+    copy = writer(path)
+    copy.save(whole, "last.ckpt", 1, run, 20.0)
+    assert zipfile.is_zipfile(whole)
+    half = run / "checkpoints" / "half.ckpt"
+    half.write_bytes(whole.read_bytes()[:5000])
+    with pytest.raises(CloudError, match="not whole"):
+        copy.save(half, "half.ckpt", 2, run, 20.0)
+
+
+@pytest.mark.parametrize("size", [1000, 40 * 2**20], ids=["one piece", "parts"])
+def test_the_etag_is_computed_as_s3_does(cloud, path, tmp_path, size):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(250)) * (size // 250))
+    files().put_file(str(file), f"{path}/file", chunksize=16 * 2**20)
+    assert files().info(f"{path}/file")["ETag"].strip('"') == etag(file)
+
+
+FAULTS = [("503", "PUT"), ("reset", "PUT"), ("503", "HEAD"), ("reset", "GET"), ("503", "DELETE")]
+
+
+@pytest.mark.parametrize(("kind", "method"), FAULTS)
+def test_faults_that_pass_are_tried_again(proxy, path, run, kind, method):
+    copy = writer(path, keep=1)
+    upload(copy, run, 1)
+    proxy.faults.append(Fault(kind, method=method, times=2))
+    upload(copy, run, 2)
+    assert proxy.faults[0].taken == 2
+    assert copies(path) == [("last.ckpt", 2)]
+
+
+def test_a_hang_ends_at_the_deadline(proxy, path, run):
+    copy = writer(path)
+    upload(copy, run, 1)
+    proxy.faults.append(Fault("stall", method="PUT", times=None))
+    with pytest.raises(CloudError, match="no answer within 2 s"):
+        copy.save(save(run, 2), "last.ckpt", 2, run, 2.0)
+    proxy.faults.clear()
+    assert copies(path) == [("last.ckpt", 1)]
+
+
+def test_two_runs_cannot_overwrite_each_other(cloud, path, run):
+    upload(writer(path, "one"), run, 1)
+    with pytest.raises(CloudError, match="belongs to another run; choose another name"):
+        writer(path, "two")
+
+
+def test_the_process_that_took_over_is_the_one_that_writes(cloud, path, run):
+    """A job that hung, and was requeued, must not write over what its successor has done."""
+    first = writer(path)
+    upload(first, run, 1)
+    second = writer(path)
+    upload(second, run, 5)
+    with pytest.raises(CloudError, match="continued by another process"):
+        upload(first, run, 2)
+    assert copies(path)[0] == ("last.ckpt", 5)
+
+
+def test_the_newest_wins_and_the_queue_is_bounded(cloud, path, run, monkeypatch):
+    """While one upload takes its time, a hundred checkpoints come; one of them is next."""
+    copy = writer(path)
+    begun, go_on = threading.Event(), threading.Event()
+    original = copy.save
+
+    def slow(*arguments):
+        begun.set()
+        assert go_on.wait(60)
+        return original(*arguments)
+
+    monkeypatch.setattr(copy, "save", slow)
+    uploader = Uploader(copy, run, 20.0)
+    uploader.offer(run / "checkpoints" / "last.ckpt", 1)
+    assert begun.wait(60)
+    for step in range(2, 102):
+        uploader.offer(save(run, step), step)
+        assert len(list((run / "checkpoints" / ".uploads").iterdir())) <= 2
+    go_on.set()
+    assert uploader.flush(60)
+    assert copies(path) == [("last.ckpt", 101), ("last.ckpt", 1)]
+    assert uploader.superseded == 99
+    uploader.close()
+    assert not (run / "checkpoints" / ".uploads").exists()
+
+
+def test_an_outage_ends_and_the_newest_arrives(proxy, path, run):
+    copy = writer(path)
+    uploader = Uploader(copy, run, 0.5)
+    proxy.faults.append(Fault("reset", times=None))
+    uploader.offer(run / "checkpoints" / "last.ckpt", 1)
+    with uploader.changed:
+        assert uploader.changed.wait_for(lambda: uploader.failures, 60)
+    uploader.offer(save(run, 2), 2)
+    proxy.faults.clear()
+    assert uploader.flush(60)
+    uploader.close()
+    assert copies(path)[0] == ("last.ckpt", 2)
+
+
+@pytest.fixture
+def reference(tmp_path_factory):
+    return shared_reference(tmp_path_factory.getbasetemp())
+
+
+def test_lost_machine(monkeypatch, cloud, path, tmp_path, reference, capsys):
+    """Trained to step 6, the folder gone, on from the cloud alone: the same bits."""
+    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
+    assert train(monkeypatch, tmp_path, "--trainer.max_steps=6", *settings) == 0
+    assert "last.ckpt of step 6 is there" in capsys.readouterr().out
+    (tmp_path / "run").rename(tmp_path / "lost")
+    resume = [f"--resume={path}/run", f"--trainer.output_dir={tmp_path}", "--trainer.max_steps=-1"]
+    assert call_lightning(monkeypatch, *resume) == 0
+    assert "downloaded last-000000006" in capsys.readouterr().out
+    assert_same_lightning_run(reference, tmp_path / "run")
+    assert copies(path + "/run")[0] == ("last.ckpt", 12)
+
+
+def test_another_place_keeps_the_best_score(monkeypatch, cloud, path, tmp_path):
+    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
+    assert train(monkeypatch, tmp_path, "--trainer.max_steps=6", *settings) == 0
+    other = tmp_path / "elsewhere"
+    assert call_lightning(monkeypatch, f"--resume={path}/run", f"--trainer.output_dir={other}") == 0
+    states = torch.load(other / "run/checkpoints/last.ckpt", weights_only=True)["callbacks"]
+    best = next(state for name, state in states.items() if "val_loss" in name)
+    assert best["dirpath"] == str(other / "run" / "checkpoints")
+    assert best["best_model_score"] is not None
+
+
+def test_policies(monkeypatch, cloud, path, tmp_path, reference):
+    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
+    must, never = "--trainer.resume_policy=must", "--trainer.resume_policy=never"
+    with pytest.raises(UserError, match="must, but the run run has no checkpoint"):
+        train(monkeypatch, tmp_path, must, *settings)
+    assert not (tmp_path / "run").exists()
+    assert train(monkeypatch, tmp_path, "--trainer.max_steps=3", never, *settings) == 0
+    with pytest.raises(UserError, match="never, but the run run has a checkpoint"):
+        train(monkeypatch, tmp_path, never, *settings)
+    assert train(monkeypatch, tmp_path, "--trainer.max_steps=7", must, *settings) == 0
+    assert train(monkeypatch, tmp_path, *settings) == 0
+    assert_same_lightning_run(reference, tmp_path / "run")
+
+
+def test_a_storage_that_cannot_be_written_is_found_out_at_once(monkeypatch, cloud, tmp_path, path):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(UserError, match=r"access denied: .* \(writing probe-"):
+        train(monkeypatch, tmp_path, f"--trainer.cloud_storage_path={path}")
+    assert not any(tmp_path.glob("run_*"))
+
+
+def test_what_is_not_in_the_cloud_at_the_end(monkeypatch, proxy, path, tmp_path, capsys):
+    """The storage fails when the training has begun: it goes on, and the exit code tells."""
+    from src.model.lightning_module import AutoencoderModule
+
+    original = AutoencoderModule.training_step
+    monkeypatch.setattr("src.callbacks.CloudUploadCallback.finish", finish_soon)
+
+    def fails_from_step_two(module, *arguments):
+        if module.global_step == 2 and not proxy.faults:
+            proxy.faults.append(Fault("reset", times=None))
+        return original(module, *arguments)
+
+    monkeypatch.setattr(AutoencoderModule, "training_step", fails_from_step_two)
+    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
+    assert train(monkeypatch, tmp_path, *settings) == 1
+    printed = capsys.readouterr()
+    assert "last.ckpt of step 12 is NOT there" in printed.out
+    assert "error: not in the cloud: best.ckpt, last.ckpt; on this disk:" in printed.err
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+finish = CloudUploadCallback.finish
+
+
+def finish_soon(callback: CloudUploadCallback, trainer, seconds: float) -> None:
+    finish(callback, trainer, min(seconds, 1.0))
+
+
+BAD = [
+    (["upload_interval=0"], "upload_interval: 0 is too small"),
+    (["cloud_storage_path=ftp://x/y"], "is no address of filesystem s3"),
+    (["cloud_storage_path=s3://key:secret@bucket/x"], "credentials do not belong into a URL"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_bad_input_is_one_line(given, message):
+    arguments = dict(one.split("=", 1) for one in given)
+    values = {key: int(value) if value.isdigit() else value for key, value in arguments.items()}
+    with pytest.raises(UserError, match=message) as error:
+        CloudUploadCallback(**{"cloud_storage_path": "s3://bucket/x"} | values)
+    assert "secret@" not in str(error.value)
+
+
+def test_a_local_folder_is_a_cloud_as_well(run, tmp_path):
+    copy = CloudRun(CloudFolder(str(tmp_path / "nas"), "local"), "one", 2)
+    copy.folder.probe("probe", 5.0)
+    copy.claim()
+    for step in (1, 2, 3):
+        upload(copy, run, step)
+    assert [c.step for c in read_copies(copy.folder)] == [3, 2]
+    assert not list((tmp_path / "nas").glob("*.part"))

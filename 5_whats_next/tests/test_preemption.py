@@ -1,0 +1,118 @@
+"""SIGTERM: to one process, to the group, to any rank, at any moment. Exit code 143 and no hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from src.checkpoint_files import newest_intact
+from src.config import CHAPTER
+
+from tests.lightning_runs import TWO, assert_same_lightning_run, call_lightning, train_lightning
+from tests.runs import TINY, wait_until_gone
+
+pytestmark = pytest.mark.slow
+LIMIT = 20.0  # seconds from the signal to the end, at most
+SCRIPT = CHAPTER / "tests" / "preempted_run.py"
+STEP = 6  # where "training", "saving" and "waiting" stop; the validation is that of step 8
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Another number of validation samples, so that the reader knows which ones they are."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("reference")
+        assert train_lightning(monkeypatch, folder, "--data.dataset.num_val_samples=33") == 0
+    return folder / "run_1"
+
+
+def start(tmp_path: Path, moment: str, *arguments: str) -> subprocess.Popen:
+    moments = tmp_path / "moments"
+    moments.mkdir()
+    command = [sys.executable, str(SCRIPT), *TINY, f"--trainer.output_dir={tmp_path}", *arguments]
+    command += ["--trainer.run_name=run", "--trainer.checkpoint_every_n_steps=1"]
+    settings = {"WANDB_MODE": "disabled", "MOMENT": moment, "MOMENT_FOLDER": str(moments)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=os.environ | settings, start_new_session=True, **pipes)
+
+
+def wait_for_moment(process: subprocess.Popen, folder: Path, names: list[str]) -> list[int]:
+    """Process ids of the ranks, as soon as all are where the signal shall find them."""
+    while not all(any(folder.glob(name)) for name in names):
+        if process.poll() is not None:
+            pytest.fail(f"ended too early:\n{process.communicate()[0]}")
+        time.sleep(0.02)  # the test waits for files of other processes
+    return [int(next(folder.glob(name)).read_text()) for name in names]
+
+
+MATRIX = [
+    (moment, target, ranks, workers)
+    for moment in ("training", "validation", "saving", "waiting")
+    for ranks in (1, 2)
+    for target in (["process", "group"] if ranks == 1 else ["process", "group", "rank 1"])
+    for workers in (0, 2)
+]
+FULL = os.environ.get("FULL_MATRIX")  # the others: see README.md
+SHORT = {
+    ("training", "process", 1, 2),
+    ("training", "rank 1", 2, 0),
+    ("validation", "group", 2, 0),
+    ("saving", "process", 2, 0),
+    ("waiting", "process", 1, 0),
+    ("waiting", "group", 1, 2),
+    ("waiting", "rank 1", 2, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "target", "ranks", "workers"),
+    [case for case in MATRIX if FULL or case in SHORT],
+)
+def test_sigterm(monkeypatch, tmp_path, reference, moment, target, ranks, workers):
+    settings = [
+        "--data.dataset.num_val_samples=33",
+        f"--data.num_workers={workers}",
+        *(TWO if ranks == 2 else []),
+    ]
+    process = start(tmp_path, moment, *settings)
+    names = [str(rank) for rank in range(ranks)]
+    if moment == "waiting":
+        names = ["reader-*"]
+    elif moment == "saving":  # rank 0 alone writes
+        names = ["0"]
+    found = wait_for_moment(process, tmp_path / "moments", names)
+    sent = time.monotonic()
+    if target == "group":
+        os.killpg(process.pid, signal.SIGTERM)
+    elif target == "rank 1":
+        other = found[1] if len(found) > 1 else rank_one(process)
+        os.kill(other, signal.SIGTERM)
+    else:
+        process.terminate()
+    try:
+        output = process.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"hangs:\n{process.communicate()[0]}")
+    took = time.monotonic() - sent
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert took < LIMIT, output
+    assert "Traceback" not in output
+    wait_until_gone(process.pid)
+    _, step, damaged = newest_intact(tmp_path / "run" / "checkpoints")
+    assert not damaged
+    assert step in {"training": (7,), "validation": (8,), "saving": (6, 7), "waiting": (6,)}[moment]
+    if ranks == 1:  # the same bits; two ranks add in another order than one
+        assert call_lightning(monkeypatch, f"--resume={tmp_path / 'run'}") == 0
+        assert_same_lightning_run(reference, tmp_path / "run")
+
+
+def rank_one(process: subprocess.Popen) -> int:
+    """The process that the launcher has started."""
+    import psutil
+
+    children = psutil.Process(process.pid).children()
+    return next(c.pid for c in children if c.environ().get("LOCAL_RANK") == "1")
