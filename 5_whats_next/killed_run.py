@@ -57,11 +57,17 @@ def prepare(moment: str, step: int) -> None:
         is_now = lambda folder, entry: entry.step == step  # noqa: E731
         before(checkpoint_files, "add_to_manifest", is_now, kill_all)
     elif moment == "upload":
-        remember = lambda run, path, name, done, *_: uploading.append(done) is not None  # noqa: E731
-        before(CloudRun, "save", remember, kill_all)
+
+        def remember(run: CloudRun, path: object, name: str, done: int, *_: object) -> bool:
+            uploading.append(done)
+            return False
+
         # The newest wins: the very step may have given way to a later one.
-        is_now = lambda *_: bool(uploading) and uploading[-1] >= step  # noqa: E731
-        before(CloudRun, "check_owner", is_now, kill_all)
+        def is_late(*_: object) -> bool:
+            return bool(uploading) and uploading[-1] >= step
+
+        before(CloudRun, "save", remember, kill_all)
+        before(CloudRun, "check_owner", is_late, kill_all)
     else:
         sys.exit(f"error: KILL_AT: {moment} is unknown; allowed: step, save, upload, full")
 
