@@ -6,6 +6,7 @@ import socket
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -30,12 +31,14 @@ class LightningSettings(TrainerSettings):
         num_nodes: machines; see the README for how to start them.
         strategy: ddp has a copy of the model on each device, fsdp a share of it; auto takes ddp.
         micro_batches: compute each batch in so many parts, one after the other: memory for time.
+        precision: numbers that matrix products are computed in; weights and sums keep 32 bits.
     """
 
     devices: int = 1
     num_nodes: int = 1
     strategy: str = "auto"
     micro_batches: int = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
 
 
 def check_devices(accelerator: str, devices: int, num_nodes: int, batch_size: int) -> None:
@@ -155,5 +158,9 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*`srun` command is available")
     # There is no val_loss yet where max_steps ends a run in its first epoch.
     warnings.filterwarnings("ignore", message=".*could not find the monitored key")
+    # The summary's estimate of the model's size is not what anybody looks at.
+    warnings.filterwarnings("ignore", message="Precision .* is not supported by the model summary")
+    # With 16-mixed the scaler may leave the first step out; the schedule follows the data.
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     # Lightning's own code, with this version of PyTorch.
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
