@@ -5,8 +5,9 @@
   uv run python compare_precision.py --rounds 60 --model.depth 4
 
 The trainings take turns, some steps each on the same batches, so that whatever else the machine
-does meanwhile meets all of them. Prints tables and a verdict; the picture and the losses go to a
-new folder output/precision/run_N.
+does meanwhile meets all of them. One more training in float32 begins with weights that are rounded
+to bfloat16, once: how far it ends from the first tells how sensitive the training is. Prints tables
+and a verdict; the picture and the losses go to a new folder output/precision/run_N.
 """
 
 import os
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from jsonargparse import Namespace
 from kept_memory import kept_bytes
-from precision_report import Result, draw, table, verdict, write
+from precision_report import ROUNDED, Result, draw, table, verdict, write
 from short_training import ShortTraining, batches, options, parse, results_folder
 from src.data.loaders import Loaders, make_loaders
 from src.device import choose_device, describe_device
@@ -32,7 +33,7 @@ def main() -> int:
     """Read the command line, train, report. Returns the exit code."""
     parser = options(__doc__)
     add = parser.add_argument
-    add("--rounds", type=int, default=20, help="turns of each precision")
+    add("--rounds", type=int, default=30, help="turns of each precision")
     add("--steps", type=int, default=10, help="steps of a turn")
     add("--tolerance", type=float, default=0.05, help="of the last quarter's losses, relative")
     add("--rmse-tolerance", type=float, default=0.02, help="of the validation RMSE, relative")
@@ -40,7 +41,7 @@ def main() -> int:
     chosen, config = parse(parser)
     device = choose_device(config.trainer.accelerator)
     loaders = make_loaders(**vars(config.data), seed=config.seed_everything)
-    names = ["32-true", "bf16-mixed"]
+    names = ["32-true", ROUNDED, "bf16-mixed"]
     if device.type == "cuda" or chosen.emulate:
         names.append("16-mixed")
     print(f"device    {describe_device(device)}")
@@ -50,8 +51,9 @@ def main() -> int:
         print(f"float16   {told}", flush=True)
     results = compare(names, config, loaders, device, chosen.rounds, chosen.steps)
     print(table(results, "peak" if device.type == "cuda" else "kept"))
-    for result in results[1:]:
-        print(verdict(result, results[0], chosen.tolerance, chosen.rmse_tolerance))
+    reference, rounded, *others = results
+    for result in others:
+        print(verdict(result, reference, rounded, chosen.tolerance, chosen.rmse_tolerance))
     print("\nwhat becomes of the gradients, with the weights of the start")
     training = ShortTraining(config, loaders, device, 1, seed=config.seed_everything)
     x, index, _ = next(batches(loaders, device))
@@ -74,8 +76,13 @@ def compare(
     """Train once in each precision, in turns."""
 
     def new(name: str) -> ShortTraining:
+        precision, _, rounded = name.partition(",")
         seed = config.seed_everything
-        return ShortTraining(config, loaders, device, rounds * steps, seed, name)
+        training = ShortTraining(config, loaders, device, rounds * steps, seed, precision)
+        with torch.no_grad():
+            for weight in training.model.parameters() if rounded else ():
+                weight.copy_(weight.bfloat16())
+        return training
 
     source = batches(loaders, device)
     megabytes = [memory(new(name), *next(source)) / 1e6 for name in names]

@@ -42,8 +42,8 @@ def main() -> int:
     """Read the command line, train, report. Returns the exit code."""
     parser = options(__doc__)
     add = parser.add_argument
-    add("--epochs", type=int, default=3, help="length of each training")
-    add("--cycles", type=int, default=3, help="cycles of cosine_restarts")
+    add("--epochs", type=int, default=2, help="length of each training")
+    add("--cycles", type=int, default=2, help="cycles of cosine_restarts")
     add("--cycle-factor", type=int, default=1, help="how many times longer each cycle is")
     add("--seeds", type=int, default=3, help="trainings of each schedule")
     add("--validations", type=int, default=12, help="during each training")

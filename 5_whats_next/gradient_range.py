@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 LOSSES = (
     ("mean", 1.0, False),
     ("mean, 10,000 times the batch", 1e-4, False),
-    ("sum, 100 times the batch", 100.0, True),
+    ("sum, 1,000 times the batch", 1e3, True),
 )
 # Name, precision, with a scaler.
 WAYS = (

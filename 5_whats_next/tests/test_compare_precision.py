@@ -52,7 +52,7 @@ def surveyed():
     training = new_training()
     before = {name: p.detach().clone() for name, p in training.model.named_parameters()}
     x, index, _ = next(batches(training.loaders, training.device))
-    found = {(row.loss, row.way): row for row in gradient_range.survey(training, 20 * x, index)}
+    found = {(row.loss, row.way): row for row in gradient_range.survey(training, x, index)}
     assert all(p.equal(before[name]) for name, p in training.model.named_parameters())
     return found
 
@@ -68,7 +68,7 @@ def test_small_gradients(surveyed):
 
 def test_large_gradients(surveyed):
     """float16 makes some of them infinite; the scaler leaves steps out until they fit."""
-    loss = "sum, 100 times the batch"
+    loss = "sum, 1,000 times the batch"
     assert surveyed[loss, "float16"].infinite > 0
     scaled = surveyed[loss, "float16 + GradScaler"]
     assert (scaled.infinite, surveyed[loss, "bfloat16"].infinite) == (0, 0)
@@ -91,12 +91,21 @@ def test_verdict_depends_on_the_last_quarter():
     late[60:] = 1.2
     assert difference(result("bf16-mixed", early), reference) == 0
     assert difference(result("bf16-mixed", late), reference) == pytest.approx(0.2)
-    within = verdict(result("bf16-mixed", early), reference, 0.05, 0.02)
+    near = result("32-true, rounded", np.ones(80), 1.001)
+
+    def told(result: Result, rounded: Result = near) -> str:
+        return verdict(result, reference, rounded, 0.05, 0.02)
+
+    within = told(result("bf16-mixed", early))
     assert "bf16-mixed: within the tolerance: losses 0.00% of 5.0%" in within
-    assert "OUTSIDE" in verdict(result("bf16-mixed", late), reference, 0.05, 0.02)
-    assert "OUTSIDE" in verdict(result("bf16-mixed", early, 1.03), reference, 0.05, 0.02)
+    assert "OUTSIDE" in told(result("bf16-mixed", late))
+    assert "OUTSIDE" in told(result("bf16-mixed", early, 1.03))
     broken = np.full(80, np.nan)  # never within anything
-    assert "OUTSIDE" in verdict(result("16-mixed", broken), reference, 0.05, 0.02)
+    assert "OUTSIDE" in told(result("16-mixed", broken))
+    # A training that is as sensitive in float32 tells nothing about the precision.
+    far = result("32-true, rounded", 0.5 * late, 1.05)
+    assert "no further than float32 from itself" in told(result("bf16-mixed", late), far)
+    assert "OUTSIDE" in told(result("16-mixed", broken), far)
     assert len(table([reference, result("bf16-mixed", late)], "kept").splitlines()) == 3
 
 
@@ -109,7 +118,7 @@ def test_command(monkeypatch, tmp_path, capsys):
     folder = tmp_path / "output" / "precision" / "run_1"
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     lines = (folder / "losses.csv").read_text().splitlines()
-    assert lines[0] == "step,32-true,bf16-mixed,16-mixed"
+    assert lines[0] == 'step,32-true,"32-true, rounded",bf16-mixed,16-mixed'
     assert len(lines) == 1 + 12
     assert sorted(path.name for path in folder.iterdir()) == ["curves.png", "losses.csv"]
 
