@@ -47,12 +47,14 @@ def fill_disk() -> None:
 def prepare(moment: str, step: int) -> None:
     """Put the end into the functions where it shall come."""
     uploading: list[int] = []
+
+    def is_there(module: AutoencoderModule, *_: object) -> bool:
+        return module.global_step == step
+
     if moment == "step":
-        is_now = lambda module, *_: module.global_step == step  # noqa: E731
-        before(AutoencoderModule, "training_step", is_now, kill_all)
+        before(AutoencoderModule, "training_step", is_there, kill_all)
     elif moment == "full":
-        is_now = lambda module, *_: module.global_step == step  # noqa: E731
-        before(AutoencoderModule, "training_step", is_now, fill_disk)
+        before(AutoencoderModule, "training_step", is_there, fill_disk)
     elif moment == "save":
         is_now = lambda folder, entry: entry.step == step  # noqa: E731
         before(checkpoint_files, "add_to_manifest", is_now, kill_all)

@@ -21,6 +21,7 @@ from src.durable_checkpoint import DurableCheckpointIO
 from src.lightning_callbacks import Stopped, how_to_continue
 from src.lightning_errors import one_line_errors
 from src.lightning_logger import RunLogger
+from src.lightning_precision import check_precision
 from src.lightning_settings import (
     LightningSettings,
     check_devices,
@@ -44,6 +45,7 @@ def main() -> int:
     check_devices(
         settings.accelerator, settings.devices, settings.num_nodes, config.data.batch_size
     )
+    check_precision(settings.precision, settings.accelerator, settings.strategy)
     folder, checkpoint = where_to_begin(config.resume, settings)
 
     # The same seed on all ranks, for the same initial weights.
@@ -61,6 +63,7 @@ def main() -> int:
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             strategy=strategy,
+            precision=settings.precision,
             max_epochs=settings.max_epochs,
             max_steps=settings.max_steps,
             gradient_clip_val=settings.gradient_clip_val,

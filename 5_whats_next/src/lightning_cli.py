@@ -17,6 +17,7 @@ from src.errors import UserError
 from src.lightning_callbacks import Stopped, how_to_continue
 from src.lightning_checkpoint import readable
 from src.lightning_logger import RunLogger
+from src.lightning_precision import check_precision
 from src.lightning_settings import check_devices, make_strategy, run_to_resume
 from src.optim import make_optimizer
 
@@ -101,6 +102,7 @@ class AutoencoderCLI(LightningCLI):
         """Lightning's Trainer, after a look at the devices."""
         config = self.config[self.subcommand]
         settings, devices = config.trainer, str(config.trainer.devices)
+        check_precision(settings.precision, settings.accelerator, settings.strategy)
         if settings.strategy == "fsdp" and devices.isdigit():
             kwargs["strategy"] = make_strategy("fsdp", int(devices) * settings.num_nodes)
         try:

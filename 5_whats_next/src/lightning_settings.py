@@ -40,6 +40,7 @@ class LightningSettings(TrainerSettings):
             CLOUD_STORAGE_PATH, and else takes s3://embedded/checkpoints; none uploads nothing.
         upload_interval: epochs between two uploads.
         upload_every_n_steps: upload inside an epoch too, as far as there are checkpoints; 0: no.
+        precision: numbers that matrix products are computed in; weights and sums keep 32 bits.
     """
 
     devices: int = 1
@@ -51,6 +52,7 @@ class LightningSettings(TrainerSettings):
     cloud_storage_path: str | None = None
     upload_interval: int = 1
     upload_every_n_steps: int = 0
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
 
 
 def check_devices(accelerator: str, devices: int, num_nodes: int, batch_size: int) -> None:
@@ -177,5 +179,9 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*`srun` command is available")
     # There is no val_loss yet where max_steps ends a run in its first epoch.
     warnings.filterwarnings("ignore", message=".*could not find the monitored key")
+    # The summary's estimate of the model's size is not what anybody looks at.
+    warnings.filterwarnings("ignore", message="Precision .* is not supported by the model summary")
+    # With 16-mixed the scaler may leave the first step out; the schedule follows the data.
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     # Lightning's own code, with this version of PyTorch.
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")

@@ -19,6 +19,7 @@ from src.checkpoint import differences
 from src.data.lightning_datamodule import FieldDataModule
 from src.errors import UserError
 from src.evaluation import SquaredError, baselines
+from src.lightning_precision import step_is_left_out, unscale
 from src.lightning_ranks import SharedError, is_finite_everywhere, shared_fate, sum_over_ranks
 from src.model.micro_batches import backward_in_parts
 from src.model.pytorch_model import MaskedAutoencoder, Output
@@ -26,6 +27,14 @@ from src.optim import make_optimizer
 from src.reproducibility import leave_memory_unfilled
 
 Batch = tuple[Tensor, Tensor]  # x (B, V, T, H, W), index (B,)
+# What a checkpoint was trained with that is older than the setting.
+BEFORE = {
+    "model.optimizer.schedule": "cosine",
+    "model.optimizer.cycles": 1,
+    "model.optimizer.cycle_factor": 1,
+    "model.optimizer.min_lr_fraction": 0.0,
+    "trainer.precision": "32-true",
+}
 
 
 class AutoencoderModule(L.LightningModule):
@@ -136,13 +145,15 @@ class AutoencoderModule(L.LightningModule):
     ) -> None:
         """Clip the norm of the gradient, which DDP has averaged by now, as chapter 0 does.
 
-        Raises SharedError, with the weights untouched, if the norm is not finite.
+        Raises SharedError, with the weights untouched, if the norm is not finite; with 16-mixed
+        only if it is no matter of the scale, because else the scaler leaves the step out.
         """
+        scaler = unscale(self.trainer, optimizer)
         limit = float("inf") if gradient_clip_val is None else gradient_clip_val
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         if isinstance(norm, DTensor):  # each rank has a shard of the gradient
             norm = norm.full_tensor()
-        if not is_finite_everywhere(norm):
+        if not is_finite_everywhere(norm) and not step_is_left_out(scaler):
             raise SharedError(
                 f"step {self.global_step + 1}: the norm of the gradient is {norm.item()}; stopped "
                 "before the weights changed. Lower model.optimizer.lr (or optimizer.lr), or look "
@@ -257,7 +268,7 @@ class AutoencoderModule(L.LightningModule):
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must have in common with the run that it continues."""
         model = {key: value for key, value in self.hparams.items() if not key.startswith("_")}
-        names = ("max_epochs", "gradient_clip_val")
+        names = ("max_epochs", "gradient_clip_val", "precision")
         trainer = {name: getattr(self.trainer, name) for name in names}
         found = {"model": model, "data": self.data.fingerprint(), "trainer": trainer}
         return json.loads(json.dumps(found))  # lists and tuples are the same here
@@ -271,6 +282,8 @@ class AutoencoderModule(L.LightningModule):
         if trainer is None or trainer.state.fn != "fit" or "fingerprint" not in checkpoint:
             return
         for key, (there, here) in differences(checkpoint["fingerprint"], self.fingerprint()):
+            if there is None and BEFORE.get(key) == here:
+                continue
             raise SharedError(
                 f"{key} is {there} in the checkpoint, but {here} in this configuration; "
                 "to change it, start a new run"
