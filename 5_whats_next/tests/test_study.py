@@ -1,11 +1,10 @@
 """The study: how it goes on, what it leaves, and that its winner can be trained."""
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
+import optuna
 import pytest
 import study
 import yaml
@@ -13,6 +12,7 @@ from src.config import CHAPTER
 from src.study_report import Result, pooled_spread
 from src.study_run import Study
 
+from tests.lightning_runs import call_lightning
 from tests.study_runs import call, rows, whole_study, write_config
 
 
@@ -81,34 +81,37 @@ def test_interrupted_study_ends_with_the_same_trials(config, whole, monkeypatch,
     assert rows(config.parent / "parts") == rows(whole)
 
 
-def start(config: Path, name: str) -> subprocess.Popen:
-    """study.py as a process of its own, with trials enough to be interrupted."""
-    command = [sys.executable, "study.py", f"-c={config}", f"--name={name}"]
-    return subprocess.Popen(
-        [*command, f"--output-dir={config.parent}"],
-        cwd=CHAPTER,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_after_the_step(config, whole, monkeypatch, capsys, number):
+    """Ctrl-C in a training of the third trial: the command to go on, and later the same trials."""
+    report = optuna.Trial.report
+
+    def told(self, value, step):
+        report(self, value, step)
+        if self.number == 2:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("optuna.Trial.report", told)
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    assert call(monkeypatch, config, "parts") == 128 + number
+    assert handlers == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    assert "stopped after 2 of 6 trials; to go on:" in capsys.readouterr().out
+    monkeypatch.setattr("optuna.Trial.report", report)
+    assert call(monkeypatch, config, "parts") == 0
+    assert rows(config.parent / "parts") == rows(whole)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_killed_process(config, whole, monkeypatch, number):
-    """A signal in the middle; the same command ends with the trials of an undisturbed study."""
-    process = start(config, "killed")
+def test_killed_process(config, whole, monkeypatch):
+    """The same command ends with the trials of an undisturbed study."""
+    words = [f"-c={config}", "--name=killed", f"--output-dir={config.parent}"]
+    process = subprocess.Popen(
+        [sys.executable, "study.py", *words], cwd=CHAPTER, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert "trial 1:" in process.stdout.readline()  # so the second one has begun, or is about to
-    process.send_signal(number)
-    rest = process.communicate(timeout=60)[0]
-    if number == signal.SIGKILL:
-        assert process.returncode == -number
-    else:
-        assert process.returncode == 128 + number
-        assert "to go on:" in rest
-        assert "Traceback" not in rest
+    process.kill()
+    process.communicate()
     assert call(monkeypatch, config, "killed") == 0
     assert rows(config.parent / "killed") == rows(whole)
 
@@ -133,15 +136,13 @@ def test_spread_is_pooled_over_the_trials():
     assert pooled_spread([result(1.0, 1.2), result(2.0, 2.4)]) == pytest.approx(0.05**0.5)
 
 
-@pytest.mark.slow
-def test_winner_can_be_trained(whole, tmp_path):
+def test_winner_can_be_trained(whole, monkeypatch, tmp_path):
     """On small data, in place of the ocean that best.yaml names."""
     arguments = [f"-c={whole / 'best.yaml'}", "--data.dataset=DummyDataset"]
     arguments += ["--data.dataset.sample_shape=[2,4,8,8]", "--data.dataset.num_samples=32"]
     arguments += ["--trainer.max_epochs=1", f"--trainer.output_dir={tmp_path}"]
-    arguments += ["--trainer.wandb=disabled", "--trainer.accelerator=cpu"]
-    command = [sys.executable, "lightning_train.py", *arguments]
-    subprocess.run(command, cwd=CHAPTER, check=True, capture_output=True)
+    arguments += ["--trainer.log_every_n_steps=1"]
+    assert call_lightning(monkeypatch, *arguments, "--trainer.accelerator=cpu") == 0
     used = yaml.safe_load((tmp_path / "run_1" / "config.yaml").read_text())
     best = yaml.safe_load((whole / "best.yaml").read_text())
     assert used["optimizer"] == best["optimizer"]
