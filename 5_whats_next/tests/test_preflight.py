@@ -27,6 +27,7 @@ from tests.cloud_server import files
 from tests.cloud_server import proxy as proxy  # fixtures
 from tests.cloud_server import server as server
 from tests.cloud_stores import SMALL
+from tests.cloud_stores import url as url
 
 PLACE = "s3://bucket/checkpoints"
 SETTINGS = [
@@ -48,10 +49,13 @@ def parsed(arguments: tuple[str, ...]) -> Namespace:
     return parse_config("", [*SETTINGS, *arguments], settings=LightningSettings)[0]
 
 
-def plan(*arguments: str, limit: float = 30.0, **trainer: Any) -> Plan:
-    """The small training; ``trainer`` sets what the Trainer section may not have here."""
-    config = copy.deepcopy(parsed(arguments))
-    for name, value in ({"cloud_storage_path": PLACE} | trainer).items():
+def plan(*arguments: str, limit: float = 30.0, url: str = "", **trainer: Any) -> Plan:
+    """The small training; ``trainer`` sets what the Trainer section may not have here.
+
+    With the ``url`` of a store on this machine's disk, which is quicker, it uploads nothing.
+    """
+    config = copy.deepcopy(parsed((f"--data.dataset.url={url}", *arguments) if url else arguments))
+    for name, value in ({"cloud_storage_path": None if url else PLACE} | trainer).items():
         setattr(config.trainer, name, value)
     return Plan(config, steps=2, limit=limit)
 
@@ -114,8 +118,8 @@ FAULTS = {
 }
 
 
-def test_step_that_fails(server, real_steps):
-    findings = checked("--optimizer.lr=0")
+def test_step_that_fails(url, real_steps):
+    findings = checked("--optimizer.lr=0", url=url)
     assert_fails(findings, "time")
     assert "optimizer.lr: 0.0 is not positive" in findings["time"].found
     assert findings["memory"] == Finding("not checked", "needs time")
@@ -225,10 +229,10 @@ def test_credentials_in_a_url_are_refused_and_not_told():
         (["--trainer.wandb=online"], "wandb", "without a key", "set WANDB_API_KEY"),
     ],
 )
-def test_setting_that_cannot_work(server, monkeypatch, tmp_path, arguments, name, found, todo):
+def test_setting_that_cannot_work(url, monkeypatch, tmp_path, arguments, name, found, todo):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # where wandb login would keep a key
-    findings = checked(*arguments)
+    findings = checked(*arguments, url=url)
     failed = {key: finding for key, finding in findings.items() if finding.state == "not ok"}
     assert list(failed) == [name], findings
     assert found in failed[name].found
@@ -259,16 +263,16 @@ def full(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(10**6, 10**6, 1000))
 
 
-def test_full_disk(server, full):
-    findings = checked("--data.num_workers=1")
+def test_full_disk(url, full):
+    findings = checked("--data.num_workers=1", url=url)
     assert_fails(findings, "shared memory", "disk")
     assert "make room" in findings["disk"].todo
     assert "--shm-size=1g" in findings["shared memory"].todo
 
 
-def test_folder_that_cannot_be_written(server, monkeypatch):
+def test_folder_that_cannot_be_written(url, monkeypatch):
     monkeypatch.setattr(os, "access", lambda place, mode: False)
-    found = preflight.run_checks(plan("--trainer.output_dir=/absent"))["disk"]
+    found = preflight.run_checks(plan("--trainer.output_dir=/absent", url=url))["disk"]
     assert (found.state, "set another folder" in found.todo) == ("not ok", True)
 
 
@@ -285,14 +289,14 @@ def test_little_memory(monkeypatch):
     assert machine.memory(planned).state == "warning"
 
 
-def test_large_chunks_for_small_windows(server):
+def test_large_chunks_for_small_windows(url):
     window = ["--data.dataset.window=[1,2,2]", "--model.patch_size=[1,1,1]"]
-    found = checked(*window)["chunks"]
+    found = checked(*window, url=url)["chunks"]
     assert (found.state, "pack_store.py" in found.todo) == ("warning", True)
 
 
-def test_infinite_values_and_statistics(server, monkeypatch):
-    planned = plan()
+def test_infinite_values_and_statistics(url, monkeypatch):
+    planned = plan(url=url)
     storage.data(planned)
     dataset = planned.sets[0]
     monkeypatch.setattr(type(dataset), "__getitem__", lambda self, i: (torch.tensor(torch.inf), i))
@@ -301,18 +305,18 @@ def test_infinite_values_and_statistics(server, monkeypatch):
     assert "build_store.py statistics" in storage.statistics(planned).todo
 
 
-def estimated(*, seconds: float, rate: float, **trainer: Any) -> Plan:
-    planned = plan("--trainer.max_epochs=10", **trainer)
+def estimated(url: str, *, seconds: float, rate: float, **trainer: Any) -> Plan:
+    planned = plan("--trainer.max_epochs=10", url=url, **trainer)
     storage.data(planned)
     storage.model(planned)
     planned.step_seconds, planned.upload_rate = seconds, rate
     return planned
 
 
-def test_time_and_cost_of_all_steps(server, monkeypatch):
+def test_time_and_cost_of_all_steps(url, monkeypatch):
     """15 steps of 8 samples in each epoch."""
     monkeypatch.setattr(steps, "time_steps", lambda plan: [90.0, 36.0, 10.0])
-    planned = estimated(seconds=0, rate=0)
+    planned = estimated(url, seconds=0, rate=0)
     planned.price_per_hour = 3.5
     found = steps.speed(planned).found
     assert "9 min an epoch of 15 steps" in found
@@ -322,10 +326,10 @@ def test_time_and_cost_of_all_steps(server, monkeypatch):
     assert "for all 50" in steps.speed(planned).found
 
 
-def test_slow_upload_names_an_interval_that_is_long_enough(server):
-    quick = estimated(seconds=1.0, rate=1e12, upload_interval=1)
+def test_slow_upload_names_an_interval_that_is_long_enough(url):
+    quick = estimated(url, seconds=1.0, rate=1e12, upload_interval=1)
     assert storage.upload(quick).state == "ok"
-    slow = estimated(seconds=1.0, rate=quick.checkpoint_bytes / 50, upload_interval=2)
+    slow = estimated(url, seconds=1.0, rate=quick.checkpoint_bytes / 50, upload_interval=2)
     found = storage.upload(slow)  # 50 s for a checkpoint, 15 s for an epoch
     assert (found.state, found.todo) == ("warning", "set trainer.upload_interval to 4 or more")
 
