@@ -44,6 +44,7 @@ VARIABLES = (
     Variable("COPERNICUSMARINE_SERVICE_PASSWORD", "the same", secret=True),
     Variable("WANDB_API_KEY", "your account, for WANDB_MODE=online", secret=True),
     Variable("WANDB_MODE", "offline, online or disabled", "offline"),
+    Variable("WANDB_BASE_URL", "a wandb server of your own", "https://api.wandb.ai"),
     # Read when a program starts, which is before .env is.
     Variable("EMBEDDED_S3_FOLDER", "data of s3://embedded; not from .env", "output/s3"),
     Variable("EMBEDDED_S3_ENDPOINT", "a proxy in front of that server"),

@@ -20,6 +20,7 @@ NAME = re.compile(
     r"(^|_|-)(key|secret|token|password|passwd|credentials?|sas|connection_string|access_key_id)$",
     re.IGNORECASE,
 )
+NOTHING = (None, False, "", "null")
 LEAST = 8  # characters; a shorter value of a variable may stand in a configuration by chance
 REMEDY = "secrets belong into the environment or .env, see .env.example"
 
@@ -28,7 +29,7 @@ def refuse_secrets(arguments: Sequence[str]) -> None:
     """Raise UserError if an argument, or a YAML file that one names, has a secret in it."""
     for key, value in settings_of(arguments):
         words = str(value)
-        if NAME.search(key.rpartition(".")[2]) and value not in (None, "", False):
+        if NAME.search(key.rpartition(".")[2]) and value not in NOTHING:
             raise UserError(f"{key}: looks like a secret, and is refused; allowed: none, {REMEDY}")
         if any(has_credentials(word) for word in re.findall(r"[\w+.-]+://[^\s'\",\]}]+", words)):
             raise UserError(f"{key}: has credentials in a URL; allowed: the URL alone, {REMEDY}")
