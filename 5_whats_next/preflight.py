@@ -8,6 +8,7 @@ Takes the settings of lightning_train.py, and these options:
 
   --price_per_hour P   of all machines together, in any currency; null does not tell the cost
   --steps N            steps that are timed after the warm-up (default: 10)
+  --limit S            seconds that a check may wait for the network (default: 5)
 
 Opens the data, reads a sample, writes and deletes an object beside the checkpoints, computes a few
 steps; says what is ok, what is not, and what to do. Nothing stays behind. The exit code is 1 if
@@ -73,7 +74,7 @@ def main() -> int:
     refuse_secrets(arguments)
     config, _ = parse_config(__doc__, arguments, settings=LightningSettings)
     quiet()
-    findings = run_checks(Plan(config, own.steps, own.price_per_hour))
+    findings = run_checks(Plan(config, own.steps, own.price_per_hour, own.limit))
     print(table(findings))
     return 1 if any(finding.state == "not ok" for finding in findings.values()) else 0
 
@@ -83,12 +84,13 @@ def own_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--price_per_hour", type=price)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--limit", type=float, default=5.0)
     try:
         own, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}; allowed: a number") from error
-    if own.steps < 1 or (own.price_per_hour or 0) < 0:
-        raise UserError("--steps, --price_per_hour: allowed: from 1, from 0")
+    if own.steps < 1 or (own.price_per_hour or 0) < 0 or own.limit < 3:
+        raise UserError("--steps, --price_per_hour, --limit: allowed: from 1, from 0, from 3")
     return own, others
 
 

@@ -196,6 +196,7 @@ def test_no_credentials(server, monkeypatch):
     findings = checked()
     assert_fails(findings, "credentials", *NETWORK)
     assert "set AWS_ACCESS_KEY_ID and AWS_SECRET" in findings["credentials"].todo
+    assert findings["write"].todo == storage.SET_KEYS
 
 
 def test_half_the_credentials_are_a_warning(server, monkeypatch):
@@ -349,7 +350,8 @@ def test_sizes_and_times_as_people_write_them():
     ("arguments", "message"),
     [
         (["--price_per_hour=much"], "--price_per_hour: .*much.*; allowed: a number"),
-        (["--steps=0"], "--steps, --price_per_hour: allowed: from 1"),
+        (["--steps=0"], "--steps, --price_per_hour, --limit: allowed: from 1"),
+        (["--limit=2"], "from 3"),
         (["--data.batch=8"], "allowed: .*batch_size"),
         (["--data.dataset.secret=planted"], "^data.dataset.secret: looks like a secret"),
     ],

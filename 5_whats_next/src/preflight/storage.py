@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import botocore.session
 import fsspec
 import numpy as np
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, NoCredentialsError
 from fsspec.asyn import AsyncFileSystem
 from s3fs import S3FileSystem
 from zarr.core.sync import sync
@@ -34,6 +34,7 @@ from src.preflight.plan import Finding, Plan, duration, size, within
 PROBE_BYTES = 1 << 20
 MUCH = 10  # times as many bytes as a sample has
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+SET_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, see .env.example"
 CHECK_KEYS = "python environment.py shows which keys are set"
 
 
@@ -58,8 +59,7 @@ def credentials(plan: Plan) -> Finding:
                 return Finding(
                     "not ok",
                     f"no credentials for {url}",
-                    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, see .env.example"
-                    + ("" if url == target else "; public data need anonymous: true"),
+                    SET_KEYS + ("" if url == target else "; public data need anonymous: true"),
                 )
             found.append(f"s3: from {origin.method}")
     return Finding("ok", ", ".join(dict.fromkeys(found)) or "none are needed")
@@ -178,6 +178,8 @@ def probe(url: str, limit: float = 4.0) -> float:
         return sync(probe_object(fs, key, content, limit))
     except CloudError:
         raise
+    except NoCredentialsError as error:
+        raise CloudError(f"{url}: no credentials; {SET_KEYS}") from error
     except Exception as error:
         raise CloudError(f"{url}: {explain(error, limit)}; {remedy(error)}") from error
 
