@@ -1,0 +1,151 @@
+"""What uploads cost a training step: with and without them, in turns, in one training.
+
+  uv run python upload_cost.py                      12 turns of each kind, about three minutes
+  uv run python upload_cost.py --turns 40           more turns, a narrower answer
+  uv run python upload_cost.py --network outage     one network alone
+
+The training is that of the default config, on noise, so that no reader competes with the uploads.
+A turn is 30 steps, at whose beginning a checkpoint is saved. In every other turn it is uploaded as
+well, by the callback; the next turn begins when the upload has ended. The order within a pair of
+turns changes from pair to pair, so that a machine that slows down slows both.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from kill_campaign import server
+from src.callbacks import CloudUploadCallback
+from src.checkpoint_files import save_durably
+from src.data.lightning_datamodule import FieldDataModule
+from src.data.pytorch_dataset import DummyDataset
+from src.data.s3_proxy import Fault, FaultyProxy
+from src.device import describe_device
+from src.lightning_errors import one_line_errors
+from src.lightning_settings import quiet
+from src.model.lightning_module import AutoencoderModule
+from tqdm import tqdm
+
+STEPS, BATCH = 30, 16  # steps of a turn, samples of a batch
+NETWORKS = ("quick", "100 ms", "outage")
+MODEL: dict[str, Any] = {"patch_size": [3, 4, 4], "embed_dim": 64, "depth": 2, "num_heads": 4}
+MODEL |= {"decoder_embed_dim": 64, "decoder_depth": 2, "decoder_num_heads": 4}
+
+
+class Turns(CloudUploadCallback):
+    """Uploads in every other turn, and times the steps of all of them."""
+
+    def __init__(self, path: str, proxy: FaultyProxy, network: str, turns: int) -> None:
+        super().__init__(path, upload_on_fit_end=False, deadline=2.0, run_name="run")
+        self.proxy, self.network, self.turns = proxy, network, turns
+        self.times: dict[bool, list[float]] = {True: [], False: []}  # seconds a step, each turn
+        self.seconds, self.uploads = 0.0, 0
+        self.bar = tqdm(total=2 * turns, desc=network, disable=not sys.stderr.isatty())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.proxy.delay = 0.1 if self.network == "100 ms" else 0.0
+        if self.network == "outage":
+            self.proxy.faults.append(Fault("reset", times=None))
+
+    def is_on(self, step: int) -> bool:
+        pair, second = divmod(step // STEPS, 2)
+        return bool(second) == bool(pair % 2)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
+    ) -> None:
+        step = trainer.global_step
+        if step % STEPS == 0:
+            self.between_turns(trainer, step)
+        self.began = time.perf_counter()
+        if step % STEPS == 0 and self.is_on(step):
+            self.offer_new(trainer)
+
+    def between_turns(self, trainer: L.Trainer, step: int) -> None:
+        """Let the last upload end, note the last turn, save a checkpoint."""
+        assert self.uploader
+        while self.uploader.busy or self.uploader.waiting:
+            with self.uploader.changed:
+                self.uploader.waiting.clear()  # what an outage has left
+                self.uploader.changed.wait(0.1)
+        if step > 2 * STEPS:  # the first pair is the warm-up
+            self.times[self.is_on(step - 1)].append(self.seconds / STEPS)
+            self.bar.update()
+        self.seconds = 0.0
+        state = trainer._checkpoint_connector.dump_checkpoint()
+        save_durably(state, self.checkpoints / "last.ckpt", step)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
+    ) -> None:
+        self.seconds += time.perf_counter() - self.began
+
+    def ratio(self) -> tuple[float, float, float]:
+        """Median of the pairs' ratios, and the range of its middle half."""
+        pairs = [on / off for on, off in zip(self.times[True], self.times[False], strict=True)]
+        low, middle, high = statistics.quantiles(pairs, n=4)
+        return middle, low, high
+
+
+def measure(place: Path, endpoint: str, network: str, turns: int) -> str:
+    """A line of the table."""
+    samples = BATCH * STEPS * (2 * turns + 2) + BATCH
+
+    def dataset(split: str) -> DummyDataset:
+        return DummyDataset(split, (1, 12, 16, 32), samples, 16)  # type: ignore[arg-type]
+
+    with FaultyProxy(endpoint) as proxy:
+        os.environ["AWS_ENDPOINT_URL"] = proxy.url
+        callback = Turns(f"s3://bucket/{network.replace(' ', '-')}", proxy, network, turns)
+        trainer = L.Trainer(
+            accelerator="auto",
+            devices=1,
+            max_epochs=1,
+            max_steps=STEPS * (2 * turns + 2) + 1,
+            limit_val_batches=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=place / network,
+            callbacks=[callback],
+        )
+        trainer.fit(AutoencoderModule(**MODEL), FieldDataModule(dataset, BATCH))
+        callback.bar.close()
+    middle, low, high = callback.ratio()
+    on, off = (1000 * statistics.median(callback.times[key]) for key in (True, False))
+    return f"{network:<10}{off:>12.2f}{on:>12.2f}{middle:>10.3f}   {low:.3f} to {high:.3f}"
+
+
+def main() -> int:
+    """Measure each network and print the table."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--turns", type=int, default=12, help="with and without, each so often")
+    parser.add_argument("--network", choices=NETWORKS, help="one of them alone")
+    arguments = parser.parse_args()
+    if arguments.turns < 2:
+        sys.exit(f"error: --turns: {arguments.turns} is too small; allowed: from 2")
+    quiet()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lines = [f"device    {describe_device(device)}"]
+    lines += [f"{'':<10}{'off, ms':>12}{'on, ms':>12}{'ratio':>10}   middle half of the pairs"]
+    with tempfile.TemporaryDirectory(prefix="cost-") as place, server(Path(place)) as endpoint:
+        for network in [arguments.network] if arguments.network else NETWORKS:
+            lines.append(measure(Path(place), endpoint, network, arguments.turns))
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        sys.exit(main())
