@@ -108,6 +108,8 @@ def train(
     settings: dict[str, Any] = {"cycles": 1, "cycle_factor": 1}
     if schedule == "cosine_restarts":
         settings = dict(plan.restarts)
+    if schedule == "constant":
+        settings["min_lr_fraction"] = 0.0  # it has no end to fall to
     training = ShortTraining(
         config, loaders, device, plan.steps, seed, schedule=schedule, **settings
     )

@@ -28,6 +28,7 @@ from src.tracking import new_run_folder
 from torch import Tensor
 from torch.amp import GradScaler
 
+ALSO = ("-c", "--config", "--seed_everything", "--data", "--model", "--optimizer", "--trainer")
 DTYPES = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -141,6 +142,10 @@ def parse(
         chosen, overrides = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from error
+    given = [word.partition("=")[0] for word in overrides if word.startswith("-")]
+    if stray := [word for word in given if "." not in word and word not in ALSO]:
+        names = ", ".join(action.option_strings[-1] for action in parser._actions)
+        raise UserError(f"{stray[0]} is no option; allowed: {names}, -c, and --SECTION.KEY")
     for name, value in vars(chosen).items():
         # All numbers here are counts or bounds.
         if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:

@@ -129,7 +129,7 @@ def test_command(monkeypatch, tmp_path, capsys):
         ("--rounds=0", r"--rounds: 0 is too small; allowed: above 0"),
         ("--tolerance=-1", r"--tolerance: -1.0 is too small; allowed: above 0"),
         ("--steps=many", r"--steps: invalid int value: 'many'"),
-        ("--round=3", r"round"),
+        ("--round=3", r"--round is no option; allowed: .*--rounds"),
         ("--model.dept=3", r"model.dept"),
     ],
 )

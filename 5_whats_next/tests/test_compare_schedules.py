@@ -121,6 +121,7 @@ def test_files_without_an_answer(monkeypatch, tmp_path):
 
 def test_command(monkeypatch, tmp_path, capsys):
     words = ["--epochs=4", "--cycles=2", "--seeds=2", "--validations=4"]
+    words += ["--optimizer.min_lr_fraction=0.1", "--seed_everything=3"]
     assert run(monkeypatch, tmp_path, *words) == 0
     printed = capsys.readouterr().out
     assert "16 steps (4 epochs), 8 samples each; 2 seeds of 3 schedules" in printed
@@ -141,7 +142,7 @@ def test_command(monkeypatch, tmp_path, capsys):
         ("--seeds=1", r"--seeds: 1 has no spread; allowed: 2 and more"),
         ("--cycles=1", r"optimizer.cycles: 1 .*allowed: 2 and more"),
         ("--cycles=30", r"optimizer.cycles: 30 cycles .* do not fit"),
-        ("--validations=100", r"--validations: 100 in 12 steps; allowed: 1 to 12"),
+        ("--validations=100", r"--validations: 100 in 8 steps; allowed: 1 to 8"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, argument, message):
