@@ -59,6 +59,8 @@ def options() -> argparse.ArgumentParser:
         default=[],
         help="search KEY in a list or a range, in place of the file's; null does not search it",
     )
+    add("--new", action="store_true", help="begin anew; what the study has found is deleted")
+    add("--save-dir", help="folder for table, pictures and config; by default the study's own")
     add("--output-dir", default="output/study", help="folder of the studies")
     return parser
 
@@ -88,14 +90,14 @@ def main() -> int:
     quiet()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder = CHAPTER / chosen.output_dir / chosen.name
-    with Study(folder, settings, words) as study:
+    with Study(folder, settings, words, chosen.new) as study:
         try:
             study.run()
         except Interrupted as interrupted:
             print(f"stopped after {len(study.finished())} of {settings.trials} trials; to go on:")
             print(f"  {again([os.path.relpath(sys.argv[0]), *sys.argv[1:]])}")
             return 128 + interrupted.signal_number
-        report(study)
+        report(study, CHAPTER / chosen.save_dir if chosen.save_dir else folder)
     return 0
 
 

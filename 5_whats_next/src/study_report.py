@@ -5,6 +5,7 @@ import math
 import os
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
@@ -62,8 +63,8 @@ def result_of(trial: FrozenTrial, number: int, between: int) -> Result:
     )
 
 
-def report(study: Study) -> None:
-    """Print and write all of it."""
+def report(study: Study, folder: Path) -> None:
+    """Print all of it, and write it to ``folder``."""
     trials = study.finished()
     results = [
         result_of(trial, number, study.settings.between)
@@ -77,11 +78,12 @@ def report(study: Study) -> None:
     print(header(study, results))
     print(table(complete + stopped, unit, study.settings.between))
     print(verdict(complete, stopped, study, unit))
-    write_table(study, complete + stopped, unit)
-    write_winner(study, complete[0], unit)
-    plot_curves(study.folder / "curves.png", results, complete[0], study.settings.between, unit)
-    plot_slices(study.folder / "slices.png", results, complete[0], study.space, unit)
-    where = os.path.relpath(study.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / "table.csv", complete + stopped, unit)
+    write_winner(folder / "best.yaml", study, complete[0], unit)
+    plot_curves(folder / "curves.png", results, complete[0], study.settings.between, unit)
+    plot_slices(folder / "slices.png", results, complete[0], study.space, unit)
+    where = os.path.relpath(folder)
     print(f"look at {where}: curves.png, slices.png, table.csv")
     print(f"to train the winner:\n  uv run python lightning_train.py -c {where}/best.yaml")
 
@@ -176,9 +178,9 @@ def verdict(complete: list[Result], stopped: list[Result], study: Study, unit: s
     return "\n".join(lines)
 
 
-def write_table(study: Study, results: list[Result], unit: str) -> None:
-    """table.csv: the same, with all digits."""
-    with (study.folder / "table.csv").open("w", newline="") as file:
+def write_table(path: Path, results: list[Result], unit: str) -> None:
+    """The same as a CSV file, with all digits."""
+    with path.open("w", newline="") as file:
         writer = csv.writer(file)
         columns = ["trial", "ended", f"rmse_{unit}", "spread", "seeds", "own", "samples_per_second"]
         writer.writerow(columns + list(results[0].params))
@@ -187,12 +189,12 @@ def write_table(study: Study, results: list[Result], unit: str) -> None:
             writer.writerow([r.number, r.ended, *numbers, *r.params.values()])
 
 
-def write_winner(study: Study, winner: Result, unit: str) -> None:
-    """best.yaml: the train script's configuration, without what only the study's trainings had."""
+def write_winner(path: Path, study: Study, winner: Result, unit: str) -> None:
+    """The train script's configuration, without what only the study's trainings had."""
     words = [*study.words, *as_arguments(winner.params)]
     resolved = parse_config("", words, settings=LightningSettings)[1]
     note = (
         f"# Trial {winner.number} of the study {study.folder.name}: {winner.mean:.4f} {unit} after "
         f"{study.settings.samples} samples.\n"
     )
-    (study.folder / "best.yaml").write_text(note + resolved)
+    path.write_text(note + resolved)

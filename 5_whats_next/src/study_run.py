@@ -51,10 +51,13 @@ class Study:
         folder: for study.db and all that the study writes; it need not be there.
         settings: what to search, and how much of it.
         words: of the command line of lightning_train.py, for all trainings.
+        new: delete what an earlier study of this name has found.
     """
 
-    def __init__(self, folder: Path, settings: StudySettings, words: Sequence[str]) -> None:
-        self.folder, self.settings, self.words = folder, settings, list(words)
+    def __init__(
+        self, folder: Path, settings: StudySettings, words: Sequence[str], new: bool = False
+    ) -> None:
+        self.folder, self.settings, self.words, self.new = folder, settings, list(words), new
         self.space = distributions(settings.space)
         self.shared = [*as_arguments(settings.train), *words]  # the command line has the last word
         base = read_config(self.shared, {})
@@ -77,8 +80,10 @@ class Study:
             self.lock.acquire(timeout=0)
         except filelock.Timeout as error:
             raise UserError(f"--name: {self.folder.name} is running in another process") from error
-        database = str(self.folder / "study.db")
-        address = URL.create("sqlite", database=database).render_as_string(hide_password=False)
+        database = self.folder / "study.db"
+        if self.new:
+            database.unlink(missing_ok=True)
+        address = URL.create("sqlite", database=str(database)).render_as_string(hide_password=False)
         self.storage = RDBStorage(address)
         try:
             self.study = optuna.create_study(

@@ -9,8 +9,12 @@ import pytest
 import study
 import yaml
 from src.config import CHAPTER
+from src.interrupt import GracefulInterrupt
+from src.lightning_settings import quiet
 from src.study_report import Result, pooled_spread
 from src.study_run import Study
+from src.study_space import read_settings
+from src.study_trial import Training, Watch, read_config, train
 
 from tests.lightning_runs import call_lightning
 from tests.study_runs import call, rows, whole_study, write_config
@@ -35,6 +39,7 @@ def test_finished_study_only_shows(whole, monkeypatch, capsys):
     assert "It cannot tell" in printed
     found = rows(whole)
     assert sorted(int(row["trial"]) for row in found) == list(range(1, 7))
+    assert len({row["optimizer.lr"] for row in found}) == 6
     means = [float(row["rmse_spreads"]) for row in found if not row["ended"]]
     assert means == sorted(means)
     assert f"best      trial {found[0]['trial']}: {means[0]:.4f}" in printed
@@ -49,6 +54,29 @@ def test_finished_study_only_shows(whole, monkeypatch, capsys):
     assert str(best["model"]["patch_size"]) == found[0]["model.patch_size"]
     assert best["model"]["embed_dim"] == 64
     assert best["data"]["dataset"]["class_path"].endswith("FastDataset")
+
+
+class Rates(Watch):
+    """Also notes the learning rate that the training ends with."""
+
+    def on_train_end(self, trainer, pl_module):
+        self.rate = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_same_budget_for_all_batch_sizes(config, size):
+    """As many samples, evaluations as far apart, and the whole schedule: of 1.6 epochs."""
+    quiet()
+    settings = read_settings(config, {})
+    one = Study(config.parent / "one", settings, [f"--data.batch_size={size}"])
+    trial = read_config([*one.shared, f"--data.batch_size={size}"], {"model.patch_size": "[2,4,4]"})
+    training, steps, seen = Training(), list[int](), list[int]()
+    watch = Rates(training, lambda: seen.append(sum(steps)), steps.append, GracefulInterrupt())
+    train(trial, one.datasets, one.task, settings, 1, watch)
+    assert steps == [size] * (64 // size)
+    assert seen == [16, 32, 48, 64]
+    assert len(training.curve) == 4
+    assert watch.rate == pytest.approx(0, abs=1e-12)
 
 
 class Stop(Exception):  # noqa: N818

@@ -10,7 +10,7 @@ from src.errors import UserError
 from src.study_run import Study
 from src.study_space import read_settings
 
-from tests.study_runs import TINY, call, write_config
+from tests.study_runs import TINY, call, rows, write_config
 
 
 @pytest.fixture
@@ -33,8 +33,10 @@ def test_other_settings_need_another_name(config, monkeypatch):
         pass
     with pytest.raises(UserError, match="seeds: the study one was begun with 2, here it is 3"):
         call(monkeypatch, config, "one", "--seeds=3")
+    assert call(monkeypatch, config, "one", "--new", "--seeds=1", "--trials=1") == 0
+    assert [row["seeds"] for row in rows(config.parent / "one")] == ["1"]
     with pytest.raises(UserError, match="command line: the study one was begun with"):
-        call(monkeypatch, config, "one", "--model.depth=1")
+        call(monkeypatch, config, "one", "--seeds=1", "--model.depth=1")
 
 
 @pytest.mark.parametrize(
