@@ -135,12 +135,15 @@ def table(findings: dict[str, Finding]) -> str:
     return "\n".join([*lines, "", ", ".join(names)])
 
 
+def end(code: int) -> None:
+    """End the process: at its end Python would wait for threads that wait for an answer."""
+    if any(thread.is_alive() for thread in HANGING):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     with one_line_errors():
-        code = main()
-        if any(thread.is_alive() for thread in HANGING):
-            # At its end Python would wait for threads that wait for an answer.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        sys.exit(code)
+        end(main())
