@@ -18,6 +18,7 @@ from src.callbacks import left_behind
 from src.config import parse_config
 from src.data.lightning_datamodule import FieldDataModule
 from src.durable_checkpoint import DurableCheckpointIO
+from src.environment import load_environment
 from src.lightning_callbacks import Stopped, how_to_continue
 from src.lightning_errors import one_line_errors
 from src.lightning_logger import RunLogger
@@ -32,10 +33,13 @@ from src.lightning_settings import (
 from src.model.lightning_module import AutoencoderModule
 from src.preemption import leave
 from src.resume import bring_back, named_logger, where_to_begin
+from src.secret_arguments import refuse_secrets
 
 
 def main() -> int:
     """Read the settings and train. Returns the exit code."""
+    load_environment()
+    refuse_secrets(sys.argv[1:])
     arguments = bring_back(sys.argv[1:])
     config, resolved = parse_config(__doc__, arguments, settings=LightningSettings)
     settings, seed = config.trainer, config.seed_everything

@@ -11,16 +11,20 @@ uv run python -m lightning_trainer fit --ckpt_path s3://embedded/checkpoints/RUN
 import sys
 
 from src.data.lightning_datamodule import FieldDataModule
+from src.environment import load_environment
 from src.lightning_cli import AutoencoderCLI
 from src.lightning_errors import one_line_errors
 from src.lightning_settings import quiet
 from src.model.lightning_module import AutoencoderModule
 from src.preemption import leave
 from src.resume import bring_back
+from src.secret_arguments import refuse_secrets
 
 
 def main() -> int:
     """Parse the command line and run the subcommand. Returns the exit code."""
+    load_environment()
+    refuse_secrets(sys.argv[1:])
     quiet()
     sys.argv[1:] = bring_back(sys.argv[1:], "--ckpt_path")
     cli = AutoencoderCLI(AutoencoderModule, FieldDataModule, description=__doc__)

@@ -35,6 +35,9 @@ VARIABLES = (
     Variable("AWS_PROFILE", "section of ~/.aws/credentials, in place of keys", "default"),
     Variable("AWS_DEFAULT_REGION", "where the bucket is, for Python's libraries", "us-east-1"),
     Variable("AWS_REGION", "the same, for others", "AWS_DEFAULT_REGION"),
+    Variable(
+        "CLOUD_STORAGE_PATH", "where checkpoints go; none: nowhere", "s3://embedded/checkpoints"
+    ),
     Variable("GOOGLE_APPLICATION_CREDENTIALS", "file of a Google service account"),
     Variable("AZURE_STORAGE_ACCOUNT_NAME", "storage account for az:// and abfs://"),
     Variable("AZURE_STORAGE_ACCOUNT_KEY", "its key", secret=True),

@@ -17,7 +17,7 @@ from src.preflight.plan import Finding, Plan, size
 from src.tracking import wandb_mode
 
 SHARED_MEMORY = Path("/dev/shm")
-COPIES = 3  # of a checkpoint: the best one, the last one, and the one that is being written
+COPIES = 5  # of a checkpoint: best and last, what they were before, and one being written
 
 
 def variables(plan: Plan) -> Finding:

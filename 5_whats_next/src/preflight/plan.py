@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from jsonargparse import Namespace
 
+from src.callbacks import storage_path
 from src.data.cloud_errors import CloudError
 from src.data.pytorch_dataset import FieldDataset
 from src.model.pytorch_model import MaskedAutoencoder
@@ -49,6 +50,11 @@ class Plan:
     def setting(self, name: str, default: Any = None) -> Any:
         """A setting of the trainer."""
         return getattr(self.config.trainer, name, default)
+
+    @property
+    def uploads_to(self) -> str:
+        """Where checkpoints go; empty if nowhere."""
+        return storage_path(self.setting("cloud_storage_path"))
 
     @property
     def of_dataset(self) -> dict[str, Any]:

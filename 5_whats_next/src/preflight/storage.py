@@ -45,7 +45,7 @@ def is_embedded(url: str) -> bool:
 def credentials(plan: Plan) -> Finding:
     """For each storage that the training uses."""
     anonymous = plan.of_dataset.get("anonymous", False)
-    data, target = plan.of_dataset.get("url"), plan.setting("cloud_storage_path")
+    data, target = plan.of_dataset.get("url"), plan.uploads_to
     found = []
     for url, needed in ((data, not anonymous), (target, True)):
         protocol = fsspec.utils.get_protocol(url or "")
@@ -149,9 +149,9 @@ def sample(plan: Plan) -> Finding:
 
 def write(plan: Plan) -> Finding:
     """Put an object where the checkpoints go, read it back, delete it."""
-    url = plan.setting("cloud_storage_path")
+    url = plan.uploads_to
     if not url:
-        found = "trainer.cloud_storage_path is not set: a lost machine loses the run"
+        found = "trainer.cloud_storage_path is none: a lost machine loses the run"
         return Finding("warning", found, "set it, for example to s3://BUCKET/checkpoints")
     if is_embedded(url):
         connect()
