@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import sys
 from pathlib import Path
 
@@ -91,6 +92,7 @@ class CloudUploadCallback(Callback):
     def open(self, run: Path) -> None:
         """Probe the storage, claim the run's folder there, start the thread."""
         self.checkpoints = Path(self.local_dir) if self.local_dir else run / "checkpoints"
+        shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)  # of a killed process
         run_id, url = noted_run(self.checkpoints)
         run_id = run_id or secrets.token_hex(8)
         if not url.startswith(f"{self.path}/"):

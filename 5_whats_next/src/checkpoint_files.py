@@ -110,8 +110,8 @@ def save_durably(state: dict[str, Any], path: Path, step: int) -> Entry:
         temporary.replace(path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        (path.parent / f"{MANIFEST}.tmp").unlink(missing_ok=True)
+        for half in (path.name, previous(path).name, MANIFEST):
+            path.with_name(f"{half}.tmp").unlink(missing_ok=True)
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot write {path}: {reason}; its last version is intact") from error
     return entry

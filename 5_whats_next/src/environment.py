@@ -56,8 +56,8 @@ VARIABLES = (
 )
 SECRETS = tuple(variable.name for variable in VARIABLES if variable.secret)
 
-# Those that torchrun, SLURM and libraries set for the processes that they start: not for you.
-LAUNCHERS = ("RANK", "LOCAL_RANK", "SLURM_", "TORCHELASTIC_")
+# Those that torchrun, SLURM and this chapter's campaign set for the processes that they start.
+LAUNCHERS = ("KILL_AT", "RANK", "LOCAL_RANK", "SLURM_", "TORCHELASTIC_")
 
 
 def env_file() -> Path | None:

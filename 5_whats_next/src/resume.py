@@ -46,7 +46,8 @@ def bring_back(arguments: Sequence[str], option: str = "--resume") -> list[str]:
     if is_url(url):
         output = value_of(arguments, "--trainer.output_dir") or "output"
         folder = CHAPTER / output / url.rpartition("/")[2]
-        bring_if_newer(CloudFolder(url, filesystem_of(url)), folder)
+        if not bring_if_newer(CloudFolder(url, filesystem_of(url)), folder) and not folder.is_dir():
+            raise UserError(f"{option}: {url} holds no checkpoint to go on from")
         if option == "--resume":
             arguments[place] = str(folder)
         else:
@@ -70,8 +71,6 @@ def bring_if_newer(cloud: CloudFolder, folder: Path) -> bool:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if not is_newer(cloud, folder, LOOK):
-            if not folder.is_dir():
-                raise UserError(f"{cloud.url} holds no checkpoint to go on from")
             return False
         # A folder that is complete or not there: whoever looks for a run must not find a half.
         new = folder if folder.is_dir() else folder.with_name(f".{folder.name}.part")
@@ -151,8 +150,6 @@ def look_in_cloud(url: str, folder: Path, policy: ResumePolicy) -> None:
         if policy == "never" or not folder.is_dir():
             raise  # a run that begins anew would lose what may be there
         say(f"the cloud cannot be asked, so the disk has to do ({error})")
-    except UserError:
-        pass  # the run is new
 
 
 def where_to_begin(

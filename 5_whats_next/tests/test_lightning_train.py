@@ -39,7 +39,8 @@ def test_leaves_behind_what_chapter_0_leaves(monkeypatch, tmp_path, reference):
     """The same files but for the names of the checkpoints; the same scores and baselines."""
     raw = reference_run(monkeypatch, tmp_path)
     ours, theirs = ({path.name for path in folder.rglob("*")} for folder in (reference, raw))
-    assert ours == {name.replace(".pt", ".ckpt") for name in theirs}
+    kept = {"best.previous.ckpt", "last.previous.ckpt", "manifest.json"}
+    assert ours == kept | {name.replace(".pt", ".ckpt") for name in theirs}
     assert {"metrics.csv", "config.yaml", "curves.png", "best.ckpt", "last.ckpt"} <= ours
     ours, theirs = summary(reference), summary(raw)
     assert (
@@ -134,7 +135,8 @@ def test_full_disk_keeps_the_checkpoint_before(monkeypatch, tmp_path, reference)
     with pytest.raises(SystemExit, match=message), one_line_errors():
         train_lightning(monkeypatch, tmp_path)
     monkeypatch.undo()
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    names = {"best.ckpt", "last.ckpt", "manifest.json"}
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == names
     assert call_lightning(monkeypatch, f"--resume={folder}") == 0
     assert_same(reference, folder)
 
