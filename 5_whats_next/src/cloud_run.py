@@ -1,9 +1,8 @@
 """A run's copy in object storage: what it holds, who may write it, how to get it back.
 
   PATH/RUN/run.json                   whose run it is, and which process writes it now
-  PATH/RUN/config.yaml                its settings
   PATH/RUN/last-000000120-1a2b3c4d.ckpt   a checkpoint, its step, the beginning of its digest
-  PATH/RUN/metrics-000000120.csv      the metrics up to it
+  PATH/RUN/metrics-000000120-9f8e7d6c.csv     the metrics up to it, and config-... its settings
   PATH/RUN/latest.json                the checkpoints that count, with size and SHA-256
 
 ``latest.json`` is written last: what it does not name is not there, whether an upload broke off or
@@ -114,7 +113,7 @@ class CloudRun:
         new = Copy(name, there, step, path.stat().st_size, sha256, files)
         self.check_owner()
         old = read_copies(self.folder)
-        kept = [new, *(copy for copy in old if copy != new)]
+        kept = [new, *(copy for copy in old if copy.object != new.object)]
         kept = [c for c in kept if [o for o in kept if o.name == c.name].index(c) < self.keep]
         head = {"run_id": self.run_id, "time": time.time()} | asdict(new)
         text = json.dumps(head | {"kept": [asdict(copy) for copy in kept]}, indent=1)
@@ -124,12 +123,13 @@ class CloudRun:
 
     def save_beside(self, file: Path, path: Path, step: int, seconds: float) -> dict[str, str]:
         """Upload a file that goes with the checkpoint ``path``."""
-        target = f"{file.stem}-{step:09d}{file.suffix}"
         # A copy: the training goes on writing to metrics.csv.
         still = path.with_name(f"{path.name}.{file.name}")
         still.write_bytes(file.read_bytes())
         try:
             sha256 = digest(still)
+            # Two checkpoints of one step may have two of them: the second one is longer.
+            target = f"{file.stem}-{step:09d}-{sha256[:8]}{file.suffix}"
             self.folder.put(still, target, sha256, seconds)
         finally:
             still.unlink()
@@ -202,11 +202,11 @@ def fetch(folder: CloudFolder, run: Path, seconds: float = 3600.0) -> list[str]:
     for copy in copies:
         try:
             bring(folder, copy, checkpoints / "last.ckpt", seconds)
+            for name, file in copy.files.items():
+                folder.get(file["object"], run / name, file["sha256"], seconds)
         except CloudError as error:
             said.append(f"skipped {copy.object}: {error}")
             continue
-        for name, file in copy.files.items():
-            folder.get(file["object"], run / name, file["sha256"], seconds)
         said.append(f"downloaded {copy.object}, step {copy.step}")
         best = [c for c in copies if c.name == "best.ckpt" and c.step <= copy.step]
         for one in best[:1]:

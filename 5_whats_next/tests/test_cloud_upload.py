@@ -112,6 +112,20 @@ def test_a_damaged_copy_is_skipped_and_named(cloud, path, run, tmp_path):
     assert "step 1" in said[1]
 
 
+def test_two_checkpoints_of_one_step_have_their_own_metrics(cloud, path, run, tmp_path):
+    """The last one comes after the best one, when metrics.csv has a row more."""
+    copy = writer(path)
+    upload(copy, run, 4, "best.ckpt")
+    with (run / "metrics.csv").open("a") as file:
+        file.write("4\n")
+    upload(copy, run, 4)
+    files().rm(f"{path}/{latest(path)['object']}")
+    said = fetch(copy.folder, tmp_path / "again")
+    assert "is not there" in said[0]
+    assert (tmp_path / "again" / "metrics.csv").read_text() == "step\n1\n"
+    assert "downloaded best-000000004" in said[1]
+
+
 def test_what_arrives_damaged_never_counts(proxy, path, run, monkeypatch):
     """The object differs from the file, as after a fault that no checksum on the way has seen."""
     copy = writer(path)
