@@ -30,7 +30,9 @@ def cases(short: bool) -> list[Case]:
     else:
         found = [Case("step", step, *pair) for step in steps for pair in pairs]
     few = (6,) if short else (1, 6, 11)
-    found += [Case(moment, step) for moment in ("save", "upload", "full") for step in few]
+    found += [
+        Case(moment, step) for moment in ("validation", "save", "upload", "full") for step in few
+    ]
     faults = [*NETWORK, "tmpdir", "bit on disk", "bit in cloud"]
     return found + [Case("step", step, fault=fault) for fault in faults for step in few]
 
@@ -73,7 +75,7 @@ def main() -> int:
         names = {case.moment for case in chosen} | {case.fault for case in chosen if case.fault}
         if arguments.only not in names:
             sys.exit(f"error: --only: {arguments.only} is unknown; allowed: {', '.join(names)}")
-        fault = arguments.only not in {"step", "save", "upload", "full"}
+        fault = arguments.only not in {"step", "validation", "save", "upload", "full"}
         chosen = [c for c in chosen if arguments.only == (c.fault if fault else c.moment)]
     with tempfile.TemporaryDirectory(prefix="campaign-") as place, server(Path(place)) as endpoint:
         campaign = Campaign(Path(place) / "runs", endpoint)

@@ -5,6 +5,7 @@
 KILL_AT is MOMENT:STEP. SIGKILL then ends the whole process group: all ranks, all workers.
 
   step     in the middle of a step, when STEP steps are done
+  validation  in the first validation after STEP
   save     while the checkpoint of STEP is being written: it is whole, and has no name yet
   upload   while that checkpoint is uploaded: the object is there, the list does not name it yet
   full     the disk is full from STEP on (the system refuses to write large files)
@@ -53,6 +54,12 @@ def prepare(moment: str, step: int) -> None:
 
     if moment == "step":
         before(AutoencoderModule, "training_step", is_there, kill_all)
+    elif moment == "validation":
+
+        def is_validated(module: AutoencoderModule, *_: object) -> bool:
+            return module.global_step >= step and not module.trainer.sanity_checking
+
+        before(AutoencoderModule, "validation_step", is_validated, kill_all)
     elif moment == "full":
         before(AutoencoderModule, "training_step", is_there, fill_disk)
     elif moment == "save":
@@ -71,7 +78,9 @@ def prepare(moment: str, step: int) -> None:
         before(CloudRun, "save", remember, kill_all)
         before(CloudRun, "check_owner", is_late, kill_all)
     else:
-        sys.exit(f"error: KILL_AT: {moment} is unknown; allowed: step, save, upload, full")
+        sys.exit(
+            f"error: KILL_AT: {moment} is unknown; allowed: step, validation, save, upload, full"
+        )
 
 
 if __name__ == "__main__":

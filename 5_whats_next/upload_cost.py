@@ -1,13 +1,15 @@
 """What uploads cost a training step: with and without them, in turns, in one training.
 
-  uv run python upload_cost.py                      12 turns of each kind, about three minutes
+  uv run python upload_cost.py                      8 turns of each kind, about four minutes
   uv run python upload_cost.py --turns 40           more turns, a narrower answer
   uv run python upload_cost.py --network outage     one network alone
+  uv run python upload_cost.py --steps 30           an upload every 30 steps
 
 The training is that of the default config, on noise, so that no reader competes with the uploads.
-A turn is 30 steps, at whose beginning a checkpoint is saved. In every other turn it is uploaded as
-well, by the callback; the next turn begins when the upload has ended. The order within a pair of
-turns changes from pair to pair, so that a machine that slows down slows both.
+A turn is as long as an epoch of it, 156 steps, and begins with a checkpoint. In every other turn
+that is uploaded as well, by the callback; the next turn begins when the upload has ended. The order
+within a pair of turns changes from pair to pair, so that a machine that slows down slows both. The
+server computes on the same processors, which it does not where there is a cloud.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from src.lightning_settings import quiet
 from src.model.lightning_module import AutoencoderModule
 from tqdm import tqdm
 
-STEPS, BATCH = 30, 16  # steps of a turn, samples of a batch
+BATCH = 16
 NETWORKS = ("quick", "100 ms", "outage")
 MODEL: dict[str, Any] = {"patch_size": [3, 4, 4], "embed_dim": 64, "depth": 2, "num_heads": 4}
 MODEL |= {"decoder_embed_dim": 64, "decoder_depth": 2, "decoder_num_heads": 4}
@@ -42,9 +44,9 @@ MODEL |= {"decoder_embed_dim": 64, "decoder_depth": 2, "decoder_num_heads": 4}
 class Turns(CloudUploadCallback):
     """Uploads in every other turn, and times the steps of all of them."""
 
-    def __init__(self, path: str, proxy: FaultyProxy, network: str, turns: int) -> None:
-        super().__init__(path, upload_on_fit_end=False, deadline=2.0, run_name="run")
-        self.proxy, self.network, self.turns = proxy, network, turns
+    def __init__(self, path: str, proxy: FaultyProxy, network: str, turns: int, steps: int) -> None:
+        super().__init__(path, upload_on_fit_end=False, run_name="run")
+        self.proxy, self.network, self.turns, self.steps = proxy, network, turns, steps
         self.times: dict[bool, list[float]] = {True: [], False: []}  # seconds a step, each turn
         self.seconds, self.uploads = 0.0, 0
         self.bar = tqdm(total=2 * turns, desc=network, disable=not sys.stderr.isatty())
@@ -56,28 +58,30 @@ class Turns(CloudUploadCallback):
             self.proxy.faults.append(Fault("reset", times=None))
 
     def is_on(self, step: int) -> bool:
-        pair, second = divmod(step // STEPS, 2)
+        pair, second = divmod(step // self.steps, 2)
         return bool(second) == bool(pair % 2)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
     ) -> None:
         step = trainer.global_step
-        if step % STEPS == 0:
+        if step % self.steps == 0:
             self.between_turns(trainer, step)
         self.began = time.perf_counter()
-        if step % STEPS == 0 and self.is_on(step):
+        if step % self.steps == 0 and self.is_on(step):
             self.offer_new(trainer)
 
     def between_turns(self, trainer: L.Trainer, step: int) -> None:
         """Let the last upload end, note the last turn, save a checkpoint."""
         assert self.uploader
+        self.uploader.run.folder.cancelled = True  # an outage would outlast the turn
         while self.uploader.busy or self.uploader.waiting:
             with self.uploader.changed:
-                self.uploader.waiting.clear()  # what an outage has left
+                self.uploader.waiting.clear()
                 self.uploader.changed.wait(0.1)
-        if step > 2 * STEPS:  # the first pair is the warm-up
-            self.times[self.is_on(step - 1)].append(self.seconds / STEPS)
+        self.uploader.run.folder.cancelled = False
+        if step > 2 * self.steps:  # the first pair is the warm-up
+            self.times[self.is_on(step - 1)].append(self.seconds / self.steps)
             self.bar.update()
         self.seconds = 0.0
         state = trainer._checkpoint_connector.dump_checkpoint()
@@ -95,21 +99,21 @@ class Turns(CloudUploadCallback):
         return middle, low, high
 
 
-def measure(place: Path, endpoint: str, network: str, turns: int) -> str:
+def measure(place: Path, endpoint: str, network: str, turns: int, steps: int) -> str:
     """A line of the table."""
-    samples = BATCH * STEPS * (2 * turns + 2) + BATCH
+    samples = BATCH * steps * (2 * turns + 2) + BATCH
 
     def dataset(split: str) -> DummyDataset:
         return DummyDataset(split, (1, 12, 16, 32), samples, 16)  # type: ignore[arg-type]
 
     with FaultyProxy(endpoint) as proxy:
-        os.environ["AWS_ENDPOINT_URL"] = proxy.url
-        callback = Turns(f"s3://bucket/{network.replace(' ', '-')}", proxy, network, turns)
+        os.environ["AWS_ENDPOINT_URL"] = endpoint if network == "quick" else proxy.url
+        callback = Turns(f"s3://bucket/{network.replace(' ', '-')}", proxy, network, turns, steps)
         trainer = L.Trainer(
             accelerator="auto",
             devices=1,
             max_epochs=1,
-            max_steps=STEPS * (2 * turns + 2) + 1,
+            max_steps=steps * (2 * turns + 2) + 1,
             limit_val_batches=0,
             logger=False,
             enable_checkpointing=False,
@@ -123,25 +127,32 @@ def measure(place: Path, endpoint: str, network: str, turns: int) -> str:
         callback.bar.close()
     middle, low, high = callback.ratio()
     on, off = (1000 * statistics.median(callback.times[key]) for key in (True, False))
-    return f"{network:<10}{off:>12.2f}{on:>12.2f}{middle:>10.3f}   {low:.3f} to {high:.3f}"
+    each = (middle - 1) * off * steps
+    return (
+        f"{network:<10}{off:>9.2f}{on:>9.2f}{each:>16.0f}{middle:>10.3f}   {low:.3f} to {high:.3f}"
+    )
 
 
 def main() -> int:
     """Measure each network and print the table."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--turns", type=int, default=12, help="with and without, each so often")
+    parser.add_argument("--turns", type=int, default=8, help="with and without, each so often")
+    parser.add_argument("--steps", type=int, default=156, help="of a turn, with one upload")
     parser.add_argument("--network", choices=NETWORKS, help="one of them alone")
     arguments = parser.parse_args()
     if arguments.turns < 2:
         sys.exit(f"error: --turns: {arguments.turns} is too small; allowed: from 2")
+    if arguments.steps < 2:
+        sys.exit(f"error: --steps: {arguments.steps} is too small; allowed: from 2")
     quiet()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [f"device    {describe_device(device)}"]
-    lines += [f"{'':<10}{'off, ms':>12}{'on, ms':>12}{'ratio':>10}   middle half of the pairs"]
+    titles = f"{'':<10}{'off, ms':>9}{'on, ms':>9}{'ms an upload':>16}{'ratio':>10}"
+    lines.append(f"{titles}   middle half of the pairs")
     with tempfile.TemporaryDirectory(prefix="cost-") as place, server(Path(place)) as endpoint:
         for network in [arguments.network] if arguments.network else NETWORKS:
-            lines.append(measure(Path(place), endpoint, network, arguments.turns))
+            lines.append(measure(Path(place), endpoint, network, arguments.turns, arguments.steps))
     print("\n".join(lines))
     return 0
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from src.checkpoint_files import Entry, read_manifest
+from src.checkpoint_files import find
 from src.cloud_folder import CloudFolder, FileSystem, full_url
-from src.cloud_run import CloudRun, note_run, noted_run, read_copies, run_url
+from src.cloud_run import CloudRun, Copy, note_run, noted_run, read_copies, run_url
+from src.data.cloud_errors import CloudError, may_pass
 from src.data.s3_server import BUCKET
 from src.errors import UserError
 from src.lightning_ranks import is_rank_zero, shared_fate
@@ -93,24 +94,34 @@ class CloudUploadCallback(Callback):
         """Probe the storage, claim the run's folder there, start the thread."""
         self.checkpoints = Path(self.local_dir) if self.local_dir else run / "checkpoints"
         shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)  # of a killed process
-        run_id, url = noted_run(self.checkpoints)
-        run_id = run_id or secrets.token_hex(8)
+        run_id, url = noted_run(self.checkpoints, run.name)
+        noted, run_id = bool(run_id), run_id or secrets.token_hex(8)
         if not url.startswith(f"{self.path}/"):
             url = run_url(self.path, self.run_name or f"{run.name}-{run_id[:8]}")
         folder = CloudFolder(url, self.filesystem)
         copy = CloudRun(folder, run_id, self.keep)
-        folder.probe(f"probe-{copy.session}", PROBE)
-        copy.claim()
+        done: list[Copy] = []
+        try:
+            folder.probe(f"probe-{copy.session}", PROBE)
+            copy.claim()
+            copy.sweep()
+            done = read_copies(folder)
+            print(f"cloud     {url}", flush=True)
+        except CloudError as error:
+            # A run that goes on is not held up by an outage; a new one should have a place to go.
+            if not (noted and error.__cause__ and may_pass(error.__cause__)):
+                raise
+            print(f"cloud     cannot be reached, and is tried again later ({error})", flush=True)
         self.uploader = Uploader(copy, run, self.deadline)
-        self.uploader.done = read_copies(folder)
-        print(f"cloud     {url}", flush=True)
+        self.uploader.done = done
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.begun = True
         self.epoch, self.step = trainer.current_epoch, trainer.global_step
         if self.uploader:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            note_run(self.checkpoints, self.uploader.run.folder.url, self.uploader.run.run_id)
+            copy = self.uploader.run
+            note_run(self.checkpoints, copy.folder.url, copy.run_id, self.uploader.beside.name)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
@@ -132,15 +143,9 @@ class CloudUploadCallback(Callback):
             state = (status.st_ino, status.st_mtime_ns, status.st_size)
             if path.stem.endswith(".previous") or self.known.get(path.name) == state:
                 continue
-            entry = self.entry_of(path)
-            step = entry.step if entry else trainer.global_step
-            self.uploader.offer(path, step, entry.sha256 if entry else "")
+            self.uploader.offer(path, trainer.global_step)
             self.known[path.name], found = state, True
         return found
-
-    def entry_of(self, path: Path) -> Entry | None:
-        """What the manifest says about the checkpoint that was saved at last with this name."""
-        return next((one for one in read_manifest(path.parent) if one.name == path.name), None)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.uploader:
@@ -165,7 +170,7 @@ class CloudUploadCallback(Callback):
             self.offer_new(trainer)
             if not uploader.flush(min(2.0, seconds)):
                 print(f"cloud     waiting up to {seconds:.0f} s for the last upload", flush=True)
-                uploader.flush(seconds)
+                uploader.flush(seconds - 2.0)
         self.report(uploader, trainer)
         uploader.close()
         self.uploader = None
@@ -173,10 +178,13 @@ class CloudUploadCallback(Callback):
     def report(self, uploader: Uploader, trainer: L.Trainer) -> None:
         """A line for each checkpoint: in the cloud, or why not."""
         self.missing = []
+        if not any(self.checkpoints.glob("*.ckpt")):
+            self.missing.append("any checkpoint")
+            print(f"cloud     there is no checkpoint in {self.checkpoints}: is local_dir right?")
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             if path.stem.endswith(".previous"):
                 continue
-            entry, there = self.entry_of(path), uploader.newest(path.name)
+            entry, there = find(path), uploader.newest(path.name)
             step = entry.step if entry else trainer.global_step
             if there and there.step >= step:
                 print(f"cloud     {path.name} of step {step} is there")

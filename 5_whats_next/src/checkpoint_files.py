@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,10 +66,12 @@ def write_text(path: Path, text: str) -> None:
 def add_to_manifest(folder: Path, entry: Entry) -> None:
     """Put an entry in front."""
     entries = [entry, *(old for old in read_manifest(folder) if old != entry)]
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    kept = []
     for old in entries:
-        seen[old.name] = seen.get(old.name, 0) + 1
-    kept = [old for at, old in enumerate(entries) if seen[old.name] <= KEPT or at < KEPT]
+        seen[old.name] += 1
+        if seen[old.name] <= KEPT:
+            kept.append(old)
     write_text(folder / MANIFEST, json.dumps([asdict(old) for old in kept], indent=1))
 
 
@@ -159,12 +162,15 @@ def newest_intact(folder: Path) -> tuple[Path | None, int, list[Path]]:
     if not read_manifest(folder):
         last = folder / "last.ckpt"
         return (last if last.is_file() else None), 0, []
-    found = [(find(path), path) for path in sorted(folder.glob("*.ckpt"))]
+    found = []
+    for path in sorted(folder.glob("*.ckpt")):
+        with suppress(FileNotFoundError):  # another rank has just set it aside
+            found.append((find(path), path))
     # Of two files of the same step, last.ckpt is the one that a run goes on from.
     intact = [(entry.step, path.stem.startswith("last"), path) for entry, path in found if entry]
     damaged = [path for entry, path in found if entry is None]
-    step, _, path = max(intact, default=(0, False, None), key=lambda one: one[:2])
-    return path, step, damaged
+    step, _, newest = max(intact, default=(0, False, None), key=lambda one: one[:2])
+    return newest, step, damaged
 
 
 def set_aside(path: Path) -> Path:

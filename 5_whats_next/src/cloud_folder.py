@@ -174,6 +174,12 @@ class CloudFolder:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def put_small(self, name: str, content: bytes, seconds: float) -> None:
+        """Write a small object, and read it back. Raises CloudError if it is not the same."""
+        self.put_text(name, content.decode(), seconds)
+        if self.get_text(name, seconds) != content.decode():
+            raise CloudError(f"{self.url}: {name} arrived damaged")
+
     def put_text(self, name: str, text: str, seconds: float) -> None:
         """Write a small object: readers see the old one or the new one."""
         there = f"{self.path}/{name}"
@@ -196,6 +202,14 @@ class CloudFolder:
                 f"reading {name}", seconds, lambda: self.fs._cat_file(there)
             ).decode()
         return None
+
+    def names(self, seconds: float) -> list[str]:
+        """The names of all objects in the folder."""
+        self.fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            found = self.insist("listing", seconds, lambda: self.fs._find(self.path))
+            return [name.rpartition("/")[2] for name in found]
+        return []
 
     def delete(self, name: str, seconds: float) -> None:
         """Remove an object, if it is there."""

@@ -9,7 +9,9 @@
 a deletion did. Objects are never overwritten, so it always names whole files.
 """
 
+import hashlib
 import json
+import re
 import secrets
 import socket
 import time
@@ -22,7 +24,9 @@ from src.checkpoint_files import (
     Entry,
     add_to_manifest,
     digest,
+    keep_as,
     newest_intact,
+    previous,
     write_text,
 )
 from src.cloud_folder import CloudFolder
@@ -33,6 +37,8 @@ LATEST, OWNER = "latest.json", "run.json"
 NOTE = "cloud.json"  # beside the local checkpoints: which run in the cloud is theirs
 COMPANIONS = ("config.yaml", "metrics.csv")
 REQUEST = 20.0  # seconds for a small object
+# Names that only this module gives; whatever else lies in the folder is not ours to delete.
+OURS = re.compile(r".+-\d{9}-[0-9a-f]{8}\.(ckpt|yaml|csv)(\.part)?|probe-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class CloudRun:
     def __init__(self, folder: CloudFolder, run_id: str, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
         self.run_id, self.session = run_id, secrets.token_hex(8)
+        self.claimed = False
+        self.copies: list[Copy] | None = None  # what latest.json names; None: not read yet
 
     def claim(self) -> None:
         """Note that this process writes the run now. Raises CloudError if it is another run."""
@@ -75,6 +83,16 @@ class CloudRun:
             )
         mine = {"run_id": self.run_id, "session": self.session, "host": socket.gethostname()}
         self.folder.put_text(OWNER, json.dumps(mine | {"time": time.time()}), REQUEST)
+        self.claimed = True
+
+    def sweep(self) -> None:
+        """Delete what a killed process has left: objects that the list does not name."""
+        named = {name for copy in read_copies(self.folder) for name in objects(copy)}
+        if not named:  # without a list nobody knows what counts
+            return
+        for name in set(self.folder.names(REQUEST)) - named:
+            if OURS.fullmatch(name):
+                self.folder.delete(name, REQUEST)
 
     def check_owner(self) -> None:
         """Raise SupersededError if another process writes the run: a requeued job, say."""
@@ -109,30 +127,31 @@ class CloudRun:
         files = {}
         for companion in COMPANIONS:
             if (beside / companion).is_file():
-                files[companion] = self.save_beside(beside / companion, path, step, left())
+                files[companion] = self.save_beside(beside / companion, step, left())
         new = Copy(name, there, step, path.stat().st_size, sha256, files)
-        self.check_owner()
-        old = read_copies(self.folder)
+        if not self.claimed:
+            self.claim()
+        self.check_owner()  # so nobody else has written the list since
+        old = read_copies(self.folder) if self.copies is None else self.copies
         kept = [new, *(copy for copy in old if copy.object != new.object)]
         kept = [c for c in kept if [o for o in kept if o.name == c.name].index(c) < self.keep]
         head = {"run_id": self.run_id, "time": time.time()} | asdict(new)
         text = json.dumps(head | {"kept": [asdict(copy) for copy in kept]}, indent=1)
-        self.folder.put_text(LATEST, text, left())
+        self.folder.put_text(LATEST, text, min(left(), REQUEST))
+        self.copies = kept
         self.remove(old, kept)
         return new
 
-    def save_beside(self, file: Path, path: Path, step: int, seconds: float) -> dict[str, str]:
-        """Upload a file that goes with the checkpoint ``path``."""
-        # A copy: the training goes on writing to metrics.csv.
-        still = path.with_name(f"{path.name}.{file.name}")
-        still.write_bytes(file.read_bytes())
-        try:
-            sha256 = digest(still)
-            # Two checkpoints of one step may have two of them: the second one is longer.
-            target = f"{file.stem}-{step:09d}-{sha256[:8]}{file.suffix}"
-            self.folder.put(still, target, sha256, seconds)
-        finally:
-            still.unlink()
+    def save_beside(self, file: Path, step: int, seconds: float) -> dict[str, str]:
+        """Upload a small file that goes with a checkpoint; nothing is written to this disk."""
+        content = file.read_bytes()  # at once: the training goes on writing to metrics.csv
+        sha256 = hashlib.sha256(content).hexdigest()
+        for copy in self.copies or []:  # config.yaml never changes
+            if copy.files.get(file.name, {}).get("sha256") == sha256:
+                return copy.files[file.name]
+        # Two checkpoints of one step may have two of them: the second one is longer.
+        target = f"{file.stem}-{step:09d}-{sha256[:8]}{file.suffix}"
+        self.folder.put_small(target, content, seconds)
         return {"object": target, "sha256": sha256}
 
     def remove(self, old: list[Copy], kept: list[Copy]) -> None:
@@ -185,25 +204,31 @@ def read_copies(folder: CloudFolder, seconds: float = REQUEST) -> list[Copy]:
     return sorted(copies, key=lambda copy: (-copy.step, copy.name != "last.ckpt"))
 
 
-def fetch(folder: CloudFolder, run: Path, seconds: float = 3600.0) -> list[str]:
+def fetch(folder: CloudFolder, run: Path, seconds: float = 3600.0, name: str = "") -> list[str]:
     """Download the newest intact checkpoint of a run, and what belongs to it.
 
     Args:
         folder: of the run in the cloud.
         run: its local folder; what is there and older stays as ``previous``.
         seconds: for each file.
+        name: of the run's folder, if it is still to get it.
 
     Returns:
         A line for each thing that was done or skipped. Raises SharedError if nothing is intact.
     """
-    copies, said = read_copies(folder), []
+    copies = read_copies(folder)
+    said: list[str] = []
     checkpoints = run / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
+    _, have, _ = newest_intact(checkpoints)
     for copy in copies:
+        if 0 < have >= copy.step:  # what is newer there is damaged
+            return [*said, f"the disk has step {have}"]
         try:
+            # Metrics that are too long do no harm: rows after the checkpoint are dropped.
+            for companion, file in copy.files.items():
+                folder.get(file["object"], run / companion, file["sha256"], seconds)
             bring(folder, copy, checkpoints / "last.ckpt", seconds)
-            for name, file in copy.files.items():
-                folder.get(file["object"], run / name, file["sha256"], seconds)
         except CloudError as error:
             said.append(f"skipped {copy.object}: {error}")
             continue
@@ -215,7 +240,7 @@ def fetch(folder: CloudFolder, run: Path, seconds: float = 3600.0) -> list[str]:
                 said.append(f"downloaded {one.object}, step {one.step}")
             except CloudError as error:
                 said.append(f"skipped {one.object}: {error}")
-        note_run(checkpoints, folder.url, owner_of(folder))
+        note_run(checkpoints, folder.url, owner_of(folder), name or run.name)
         return said
     reasons = "; ".join(said) or f"there is no {LATEST}"
     raise SharedError(f"{folder.url} holds no checkpoint to go on from ({reasons})")
@@ -226,6 +251,8 @@ def bring(folder: CloudFolder, copy: Copy, path: Path, seconds: float) -> None:
     arrived = path.with_name(path.name + ".arrived")
     folder.get(copy.object, arrived, copy.sha256, seconds)
     add_to_manifest(path.parent, Entry(path.name, copy.step, copy.size, copy.sha256))
+    if path.exists():
+        keep_as(path, previous(path))
     arrived.replace(path)
 
 
@@ -235,15 +262,18 @@ def owner_of(folder: CloudFolder) -> str:
     return str(found.get("run_id", ""))
 
 
-def note_run(checkpoints: Path, url: str, run_id: str) -> None:
+def note_run(checkpoints: Path, url: str, run_id: str, run: str) -> None:
     """Remember beside the local checkpoints which run in the cloud is theirs."""
-    write_text(checkpoints / NOTE, json.dumps({"run_id": run_id, "url": url}, indent=1))
+    note = {"run_id": run_id, "url": url, "run": run}
+    write_text(checkpoints / NOTE, json.dumps(note, indent=1))
 
 
-def noted_run(checkpoints: Path) -> tuple[str, str]:
-    """The id and the address that ``note_run`` has written; empty if it has not."""
+def noted_run(checkpoints: Path, run: str) -> tuple[str, str]:
+    """The id and the address that ``note_run`` has written for a run; empty if it has not."""
     try:
         note = json.loads((checkpoints / NOTE).read_text())
+        if note["run"] != run:  # several runs may share a local_dir
+            return "", ""
         return str(note["run_id"]), str(note["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return "", ""

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+
 from src.checkpoint_files import check, save_durably
 from src.errors import UserError
 from src.lightning_checkpoint import AtomicCheckpointIO
@@ -29,6 +32,19 @@ class DurableCheckpointIO(AtomicCheckpointIO):
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         move(checkpoint, path.absolute().parent)
         return checkpoint
+
+
+class InsideCheckpoint(ModelCheckpoint):
+    """A ModelCheckpoint that saves inside of epochs, and leaves their last step to others.
+
+    A checkpoint from between an epoch's last step and its validation counts as after it: a run that
+    was killed in the validation would go on without that epoch's scores.
+    """
+
+    def on_train_batch_end(self, trainer: L.Trainer, *arguments: Any, **settings: Any) -> None:
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return
+        super().on_train_batch_end(trainer, *arguments, **settings)
 
 
 def move(checkpoint: dict[str, Any], folder: Path) -> None:

@@ -17,6 +17,7 @@ from src.cloud_folder import filesystem_of
 from src.cloud_report import CloudReport
 from src.config import CHAPTER, TrainerSettings, run_folder
 from src.device import choose_device
+from src.durable_checkpoint import InsideCheckpoint
 from src.errors import UserError
 from src.lightning_callbacks import Report
 from src.lightning_ranks import launch_id
@@ -131,7 +132,7 @@ def make_callbacks(settings: LightningSettings, resolved: str) -> list[Callback]
         ModelCheckpoint(filename="last", every_n_epochs=1, enable_version_counter=False),
     ]
     if every := settings.checkpoint_every_n_steps:
-        inside = ModelCheckpoint(
+        inside = InsideCheckpoint(
             filename="last", every_n_train_steps=every, enable_version_counter=False
         )
         callbacks.append(inside)

@@ -22,9 +22,10 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
+from src.checkpoint_files import newest_intact
 from src.errors import UserError
 from src.lightning_callbacks import StopAndSave, Stopped, module_of
-from src.lightning_ranks import is_rank_zero
+from src.lightning_ranks import SharedError, is_rank_zero
 from src.patient_interrupt import INTERRUPT
 
 POLL = 0.5  # seconds between two looks whether another rank has got a signal
@@ -48,15 +49,26 @@ class Preemption(StopAndSave):
         self.over = threading.Event()
         self.flags: Any = None  # a group for the flags alone: on the CPU, and beside the model's
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Take the signals before Lightning does: a job may be stopped before its first step."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            connector = trainer._signal_connector
+            connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+            INTERRUPT.signal_number = 0
+            INTERRUPT.__enter__()
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the handlers over from Lightning, and start to listen to the other ranks."""
+        """Start to listen to the other ranks, which have to go on from the same step."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             self.flags = dist.new_group(backend="gloo")
+            steps: list[int] = [0] * dist.get_world_size()
+            dist.all_gather_object(steps, trainer.global_step, group=self.flags)
+            if len(set(steps)) > 1:
+                raise SharedError(f"the ranks go on from different steps: {steps}")
             self.pass_on()
-        INTERRUPT.signal_number = 0
-        INTERRUPT.heard = [self.start_watchdog]
         self.folder = trainer.log_dir or "."
-        super().on_train_start(trainer, pl_module)
+        self.start_watchdog()
 
     def pass_on(self) -> None:
         """Tell the other ranks of a signal, and listen to what they say, in a thread."""
@@ -80,6 +92,9 @@ class Preemption(StopAndSave):
         """End this process if it reaches no safe point in time."""
 
         def watch() -> None:
+            # Started beforehand: a signal handler must not wait for the locks of a new thread.
+            while not self.over.wait(POLL) and not INTERRUPT.signal_number:
+                pass
             if not self.safe.wait(self.grace) and not self.over.is_set():
                 number = INTERRUPT.signal_number
                 if is_rank_zero():
@@ -136,7 +151,8 @@ class Preemption(StopAndSave):
         late = bool(INTERRUPT) and time.monotonic() - INTERRUPT.since > 0.8 * self.grace
         if self.any_rank(late):
             self.safe.set()
-            self.stop(trainer)
+            step = newest_intact(Path(self.folder) / "checkpoints")[1]
+            raise Stopped(step, self.folder, INTERRUPT.signal_number or signal.SIGTERM)
 
     def is_time(self, trainer: L.Trainer) -> bool:
         return self.any_rank(bool(INTERRUPT) or self.stopping)
@@ -174,7 +190,7 @@ def leave(code: int, patience: float = 5.0) -> None:
 
     After a signal nobody waits for a reader that is still asking a dead storage for a batch.
     """
-    if code > 128:
+    if code > 128 or INTERRUPT.signal_number:  # ranks other than 0 end with code 0
         timer = threading.Timer(patience, leave_now, [code])
         timer.daemon = True
         timer.start()

@@ -77,7 +77,7 @@ def bring_if_newer(cloud: CloudFolder, folder: Path) -> bool:
         for path in set_damaged_aside(new / "checkpoints"):
             say(f"{path} is damaged, and has been set aside")
         try:
-            for line in fetch(cloud, new):
+            for line in fetch(cloud, new, name=folder.name):
                 say(line)
         except BaseException:
             if new != folder:

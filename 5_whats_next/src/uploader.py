@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from src.checkpoint_files import Entry, digest, read_manifest
 from src.cloud_run import CloudRun, Copy, SupersededError
 from src.errors import UserError
 
+MOST = 4  # checkpoints that wait
 PAUSE = 2.0  # seconds until a checkpoint that could not be uploaded is tried once more
 
 
@@ -22,7 +24,7 @@ class Waiting:
     snapshot: Path
     name: str
     step: int
-    sha256: str  # when it was written; empty if nobody has noted it
+    written: tuple[Entry, ...]  # what the manifest knows; empty without one
 
 
 class Uploader:
@@ -49,8 +51,19 @@ class Uploader:
         self.thread = threading.Thread(target=self.work, name="uploader", daemon=True)
         self.thread.start()
 
-    def offer(self, path: Path, step: int, sha256: str = "") -> None:
-        """Put a checkpoint in the queue; it may be replaced right afterwards."""
+    def offer(self, path: Path, step: int) -> None:
+        """Put a checkpoint in the queue; it may be replaced right afterwards.
+
+        Args:
+            path: the file.
+            step: optimiser steps done, if the manifest does not know it.
+        """
+        try:
+            self.take(path, step)
+        except OSError as error:  # a full disk, on which there are no links
+            self.problem = str(error)
+
+    def take(self, path: Path, step: int) -> None:
         self.number += 1
         snapshots = path.parent / ".uploads"
         snapshots.mkdir(exist_ok=True)
@@ -63,7 +76,11 @@ class Uploader:
             if older := self.waiting.pop(path.name, None):
                 older.snapshot.unlink(missing_ok=True)
                 self.superseded += 1
-            self.waiting[path.name] = Waiting(snapshot, path.name, step, sha256)
+            written = tuple(read_manifest(path.parent))
+            self.waiting[path.name] = Waiting(snapshot, path.name, step, written)
+            while len(self.waiting) > MOST:  # names with a step or an epoch in them
+                self.waiting.popitem(last=False)[1].snapshot.unlink(missing_ok=True)
+                self.superseded += 1
             self.changed.notify_all()
 
     def work(self) -> None:
@@ -79,6 +96,7 @@ class Uploader:
                 again = not succeeded and not self.ended and self.busy.name not in self.waiting
                 if again:
                     self.waiting[self.busy.name] = self.busy
+                    self.waiting.move_to_end(self.busy.name, last=False)
                 else:
                     self.busy.snapshot.unlink(missing_ok=True)
                 self.busy = None
@@ -89,8 +107,17 @@ class Uploader:
     def upload(self, item: Waiting) -> bool:
         """Whether it is in the cloud now. Nothing that happens here may end the training."""
         try:
-            what = (item.snapshot, item.name, item.step)
-            self.done.append(self.run.save(*what, self.beside, self.deadline, item.sha256))
+            step, sha256 = item.step, ""
+            if item.written:
+                # By its content: the newest entry may be that of a file that never got its name.
+                found = digest(item.snapshot)
+                entry = next((one for one in item.written if one.sha256 == found), None)
+                if entry is None:
+                    self.problem = f"{item.name} is damaged on this disk, and is not uploaded"
+                    return True  # trying again would not mend it
+                step, sha256 = entry.step, entry.sha256
+            what = (item.snapshot, item.name, step)
+            self.done.append(self.run.save(*what, self.beside, self.deadline, sha256))
             self.problem = ""
             return True
         except SupersededError as error:

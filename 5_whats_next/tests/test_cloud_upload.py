@@ -23,7 +23,7 @@ from tests.cloud_server import files
 from tests.lightning_runs import assert_same_lightning_run, call_lightning, shared_reference
 from tests.lightning_runs import train_lightning as train
 
-GOES_TOGETHER = ["last", "config", "metrics"]
+GOES_TOGETHER = ["last", "metrics"]  # config.yaml stays as it is
 
 
 @pytest.fixture
@@ -50,6 +50,8 @@ def writer(path: str, run_id: str = "one", keep: int = 2) -> CloudRun:
 
 
 def upload(copy: CloudRun, run: Path, step: int, name: str = "last.ckpt") -> None:
+    with (run / "metrics.csv").open("a") as file:
+        file.write(f"{step}\n")
     copy.save(save(run, step, name), name, step, run, 20.0, digest(run / "checkpoints" / name))
 
 
@@ -63,7 +65,7 @@ def test_object_first_then_the_list_then_the_deletions(proxy, path, run):
     deleted = [r.path.rpartition("/")[2] for r in proxy.requests if r.method == "DELETE"]
     assert [name.partition("-")[0] for name in written] == [*GOES_TOGETHER, "latest.json"]
     order = [r.method for r in proxy.requests if r.method in ("PUT", "DELETE")]
-    assert order == ["PUT"] * 4 + ["DELETE"] * len(deleted)
+    assert order == ["PUT"] * 3 + ["DELETE"] * len(deleted)
     assert {name.partition("-")[0] for name in deleted} == set(GOES_TOGETHER)
     assert copies(path) == [("last.ckpt", 3), ("last.ckpt", 2)]
 
@@ -78,6 +80,15 @@ def test_the_list_says_what_is_there(cloud, path, run):
     assert set(head["files"]) == {"config.yaml", "metrics.csv"}
     named = {head["object"], *(file["object"] for file in head["files"].values())}
     assert set(objects(path)) == {"latest.json", "run.json", *named}
+
+
+def test_what_a_killed_process_has_left_is_swept(cloud, path, run):
+    """An object that no list names, and a part of a listed run stays."""
+    upload(writer(path), run, 1)
+    before = objects(path)
+    files().pipe(f"{path}/last-000000009-deadbeef.ckpt", b"half")
+    writer(path).sweep()
+    assert objects(path) == before
 
 
 def test_retention_keeps_each_name_apart(cloud, path, run):
@@ -116,13 +127,11 @@ def test_two_checkpoints_of_one_step_have_their_own_metrics(cloud, path, run, tm
     """The last one comes after the best one, when metrics.csv has a row more."""
     copy = writer(path)
     upload(copy, run, 4, "best.ckpt")
-    with (run / "metrics.csv").open("a") as file:
-        file.write("4\n")
     upload(copy, run, 4)
     files().rm(f"{path}/{latest(path)['object']}")
     said = fetch(copy.folder, tmp_path / "again")
     assert "is not there" in said[0]
-    assert (tmp_path / "again" / "metrics.csv").read_text() == "step\n1\n"
+    assert (tmp_path / "again" / "metrics.csv").read_text() == "step\n1\n4\n"
     assert "downloaded best-000000004" in said[1]
 
 

@@ -104,7 +104,10 @@ def test_sigterm(monkeypatch, tmp_path, reference, moment, target, ranks, worker
     wait_until_gone(process.pid)
     _, step, damaged = newest_intact(tmp_path / "run" / "checkpoints")
     assert not damaged
-    assert step in {"training": (7,), "validation": (8,), "saving": (6, 7), "waiting": (6,)}[moment]
+    # Workers are ahead: one of them waits for step 6 before the training comes to it.
+    waits = range(3, 7) if workers else (6,)
+    expected = {"training": (7,), "validation": (8,), "saving": (6, 7), "waiting": waits}
+    assert step in expected[moment]
     if ranks == 1:  # the same bits; two ranks add in another order than one
         assert call_lightning(monkeypatch, f"--resume={tmp_path / 'run'}") == 0
         assert_same_lightning_run(reference, tmp_path / "run")
