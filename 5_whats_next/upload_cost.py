@@ -1,15 +1,17 @@
 """What uploads cost a training step: with and without them, in turns, in one training.
 
-  uv run python upload_cost.py                      8 turns of each kind, about four minutes
+  uv run python upload_cost.py                      20 turns of each kind, about three minutes
   uv run python upload_cost.py --turns 40           more turns, a narrower answer
   uv run python upload_cost.py --network outage     one network alone
-  uv run python upload_cost.py --steps 30           an upload every 30 steps
+  uv run python upload_cost.py --steps 60           longer turns
 
 The training is that of the default config, on noise, so that no reader competes with the uploads.
-A turn is as long as an epoch of it, 156 steps, and begins with a checkpoint. In every other turn
-that is uploaded as well, by the callback; the next turn begins when the upload has ended. The order
-within a pair of turns changes from pair to pair, so that a machine that slows down slows both. The
-server computes on the same processors, which it does not where there is a cloud.
+A turn is 30 steps, and begins with a checkpoint. In every other turn that is uploaded as well, by
+the callback; the next turn begins when the upload has ended. The order within a pair of turns
+changes from pair to pair, so that a machine that slows down slows both. What an upload takes from
+the steps is then divided by an epoch of the default config, which uploads once: that is the ratio.
+In an outage the attempts never end, and the ratio is that of the turns. The server computes on the
+same processors, which it does not where there is a cloud.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from src.model.lightning_module import AutoencoderModule
 from tqdm import tqdm
 
 BATCH = 16
+EPOCH = 156  # steps of the default config, with one upload
 NETWORKS = ("quick", "100 ms", "outage")
 MODEL: dict[str, Any] = {"patch_size": [3, 4, 4], "embed_dim": 64, "depth": 2, "num_heads": 4}
 MODEL |= {"decoder_embed_dim": 64, "decoder_depth": 2, "decoder_num_heads": 4}
@@ -125,11 +128,12 @@ def measure(place: Path, endpoint: str, network: str, turns: int, steps: int) ->
         )
         trainer.fit(AutoencoderModule(**MODEL), FieldDataModule(dataset, BATCH))
         callback.bar.close()
-    middle, low, high = callback.ratio()
+    scale = 1.0 if network == "outage" else steps / EPOCH
+    middle, low, high = (1 + (ratio - 1) * scale for ratio in callback.ratio())
     on, off = (1000 * statistics.median(callback.times[key]) for key in (True, False))
-    each = (middle - 1) * off * steps
+    each = (on - off) * steps
     return (
-        f"{network:<10}{off:>9.2f}{on:>9.2f}{each:>16.0f}{middle:>10.3f}   {low:.3f} to {high:.3f}"
+        f"{network:<10}{off:>9.2f}{on:>9.2f}{each:>15.0f}{middle:>10.3f}   {low:.3f} to {high:.3f}"
     )
 
 
@@ -137,8 +141,8 @@ def main() -> int:
     """Measure each network and print the table."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--turns", type=int, default=8, help="with and without, each so often")
-    parser.add_argument("--steps", type=int, default=156, help="of a turn, with one upload")
+    parser.add_argument("--turns", type=int, default=20, help="with and without, each so often")
+    parser.add_argument("--steps", type=int, default=30, help="of a turn, with one upload")
     parser.add_argument("--network", choices=NETWORKS, help="one of them alone")
     arguments = parser.parse_args()
     if arguments.turns < 2:
@@ -148,7 +152,7 @@ def main() -> int:
     quiet()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [f"device    {describe_device(device)}"]
-    titles = f"{'':<10}{'off, ms':>9}{'on, ms':>9}{'ms an upload':>16}{'ratio':>10}"
+    titles = f"{'':<10}{'off, ms':>9}{'on, ms':>9}{'ms in a turn':>15}{'ratio':>10}"
     lines.append(f"{titles}   middle half of the pairs")
     with tempfile.TemporaryDirectory(prefix="cost-") as place, server(Path(place)) as endpoint:
         for network in [arguments.network] if arguments.network else NETWORKS:
