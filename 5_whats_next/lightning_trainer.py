@@ -17,7 +17,6 @@ from src.lightning_errors import one_line_errors
 from src.lightning_settings import quiet
 from src.model.lightning_module import AutoencoderModule
 from src.preemption import leave
-from src.resume import bring_back
 from src.secret_arguments import refuse_secrets
 
 
@@ -26,7 +25,6 @@ def main() -> int:
     load_environment()
     refuse_secrets(sys.argv[1:])
     quiet()
-    sys.argv[1:] = bring_back(sys.argv[1:], "--ckpt_path")
     cli = AutoencoderCLI(AutoencoderModule, FieldDataModule, description=__doc__)
     return cli.exit_code
 

@@ -20,6 +20,7 @@ from src.lightning_logger import RunLogger
 from src.lightning_precision import check_precision
 from src.lightning_settings import check_devices, make_strategy, run_to_resume
 from src.optim import make_optimizer
+from src.resume import bring_back
 
 CONTINUE = "-m lightning_trainer fit -c RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt"
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -80,6 +81,10 @@ class AutoencoderCLI(LightningCLI):
             return  # somebody else's logger has no runs to look for
         arguments = logger.init_args
         if self.config.subcommand == "fit":
+            if config.ckpt_path:  # maybe an address in the cloud
+                words = ["--ckpt_path", config.ckpt_path]
+                words += ["--trainer.output_dir", arguments.output_dir]
+                config.ckpt_path = bring_back(words, "--ckpt_path")[1]
             # Only a run's own checkpoint continues it, in its folder.
             folder, checkpoint = run_to_resume(
                 config.ckpt_path, arguments.output_dir, "--ckpt_path"

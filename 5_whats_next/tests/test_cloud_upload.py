@@ -20,7 +20,12 @@ from tests.cloud_runs import copies, latest, objects
 from tests.cloud_runs import path as path
 from tests.cloud_runs import proxy as proxy
 from tests.cloud_server import files
-from tests.lightning_runs import assert_same_lightning_run, call_lightning, shared_reference
+from tests.lightning_runs import (
+    assert_same_lightning_run,
+    call_lightning,
+    run_cli,
+    shared_reference,
+)
 from tests.lightning_runs import train_lightning as train
 
 GOES_TOGETHER = ["last", "metrics"]  # config.yaml stays as it is
@@ -365,3 +370,11 @@ def test_a_local_folder_is_a_cloud_as_well(run, tmp_path):
         upload(copy, run, step)
     assert [c.step for c in read_copies(copy.folder)] == [3, 2]
     assert not list((tmp_path / "nas").glob("*.part"))
+
+
+def test_the_command_line_goes_on_from_the_cloud(monkeypatch, cloud, path, tmp_path, reference):
+    """LightningCLI, with the address as --ckpt_path."""
+    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
+    assert train(monkeypatch, tmp_path / "first", "--trainer.max_steps=6", *settings) == 0
+    assert run_cli(monkeypatch, "fit", tmp_path, f"--ckpt_path={path}/run") == 0
+    assert_same_lightning_run(reference, tmp_path / "run")

@@ -18,13 +18,10 @@ def campaign(tmp_path_factory):
 
 
 CASES = [
-    Case("step", 5, ranks=1, workers=2),
     Case("step", 8, ranks=2, workers=0),
     Case("upload", 6),
     Case("validation", 6),
-    Case("full", 6),
     Case("step", 6, fault="outage"),
-    Case("step", 6, fault="bit in cloud"),
 ]
 
 

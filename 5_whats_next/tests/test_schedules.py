@@ -172,6 +172,7 @@ def test_checkpoints_from_before_the_setting_load(monkeypatch, tmp_path):
         del fingerprint["model"]["optimizer"][key]
     del fingerprint["trainer"]["precision"]
     torch.save(checkpoint, place)
+    (place.parent / "manifest.json").unlink()  # which they do not have
     resume = [f"--resume={tmp_path / 'parts' / 'run_1'}", "--trainer.max_steps=-1"]
     with pytest.raises(UserError, match=r"trainer.precision is None .* but bf16-mixed"):
         call_lightning(monkeypatch, *resume, "--trainer.precision=bf16-mixed")
