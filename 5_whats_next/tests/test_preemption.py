@@ -57,7 +57,6 @@ MATRIX = [
 ]
 FULL = os.environ.get("FULL_MATRIX")  # the others: see README.md
 SHORT = {
-    ("training", "process", 1, 2),
     ("training", "rank 1", 2, 0),
     ("validation", "group", 2, 0),
     ("saving", "process", 2, 0),
