@@ -20,6 +20,7 @@ from src.cloud_folder import CloudFolder
 from src.cloud_run import LATEST, read_copies
 from src.data.s3_proxy import Fault, FaultyProxy
 from src.data.s3_server import connect, disconnect
+from zarr.core.sync import sync
 
 CHAPTER = Path(__file__).resolve().parent
 TRAINING = [
@@ -48,6 +49,10 @@ NETWORK: dict[str, list[dict[str, Any]]] = {
     "latency": [],
 }
 
+ON_DISK, IN_CLOUD, IN_BOTH = "bit on disk", "bit in cloud", "bit in both"
+BITS = (ON_DISK, IN_CLOUD, IN_BOTH)  # one of the newest checkpoint is flipped before it goes on
+NOTHING_YET = "nothing there yet"
+
 
 @dataclass
 class Case:
@@ -57,7 +62,7 @@ class Case:
     step: int
     ranks: int = 1
     workers: int = 0
-    fault: str = ""  # of the network, or "tmpdir", "bit on disk", "bit in cloud"
+    fault: str = ""  # of the network, or "tmpdir", or one of BITS
     results: dict[str, str] = field(default_factory=dict)  # of each way to go on
 
     @property
@@ -118,34 +123,39 @@ class Campaign:
         if case.fault == "tmpdir":
             more["TMPDIR"] = tempfile.mkdtemp(dir=other_file_system())
         with FaultyProxy(self.endpoint) as proxy:
-            proxy.delay = 0.1 if case.fault == "latency" else 0.0
             code = self.train_with_faults(output, case, proxy, path, more)
         if code == 0:
             case.results["killed"] = "no: it had ended before"
             return case
         case.results["lost"] = self.lost(case, output / "run", path)
-        if case.fault == "bit on disk":
+        if case.fault in (ON_DISK, IN_BOTH):
             flip(output / "run" / "checkpoints" / "last.ckpt")
-        elif case.fault == "bit in cloud":
-            flip_in_cloud(f"{path}/run")
-        lone = output.with_name(f"{output.name}-from-cloud")
-        # The cloud's copy must serve both ways: the first one may not go on writing to it.
-        self.train(output, case, self.endpoint, "none")
+        if case.fault in (IN_CLOUD, IN_BOTH) and not flip_in_cloud(f"{path}/run"):
+            case.results["cloud"] = "has one copy alone, and none to fall back on"
+            return case
+        # Each way of its own: the first one may not go on writing to what the second one needs.
+        alone = f"{path}-alone"
+        has_copy = copy_in_cloud(path, alone)
+        self.train(output, case, self.endpoint, path if case.fault == IN_BOTH else "none")
         case.results["disk"] = self.compare(output / "run", case.ranks)
-        if self.steps_in_cloud(path):
-            self.train(lone, case, self.endpoint, path)
+        if has_copy:
+            lone = output.with_name(f"{output.name}-from-cloud")
+            self.train(lone, case, self.endpoint, alone)
             case.results["cloud"] = self.compare(lone / "run", case.ranks)
+        else:
+            case.results["cloud"] = NOTHING_YET
         return case
 
     def train_with_faults(
         self, output: Path, case: Case, proxy: FaultyProxy, path: str, more: dict[str, str]
     ) -> int:
-        """The faults begin when the first checkpoint has arrived: the start is tested elsewhere."""
+        """The faults begin when the first upload has arrived: the start is tested elsewhere."""
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self.train, output, case, proxy.url, path, False, more)
             while case.fault in NETWORK and not running.done():
                 if any(r.method == "PUT" and LATEST in r.path for r in list(proxy.requests)):
                     proxy.faults += [Fault(**fault) for fault in NETWORK[case.fault]]
+                    proxy.delay = 0.1 if case.fault == "latency" else 0.0
                     break
                 time.sleep(0.02)
             return running.result()
@@ -193,17 +203,29 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def flip_in_cloud(url: str) -> None:
-    """Change one bit of the newest checkpoint there."""
+def flip_in_cloud(url: str) -> bool:
+    """Change one bit of the newest checkpoint there, if there is another one; whether there is."""
     folder = CloudFolder(url)
     copies = read_copies(folder)
-    if len(copies) > 1:  # else nothing intact would be left
-        with tempfile.TemporaryDirectory() as place:
-            local = Path(place) / "copy"
-            folder.get(copies[0].object, local, copies[0].sha256, 20.0)
-            flip(local)
-            there = f"{folder.path}/{copies[0].object}"
-            folder.insist("writing", 20.0, lambda: folder.fs._put_file(str(local), there))
+    if len(copies) < 2:
+        return False
+    newest = copies[0]
+    with tempfile.TemporaryDirectory() as place:
+        local = Path(place) / "copy"
+        folder.get(newest.object, local, newest.sha256, 20.0)
+        flip(local)
+        there = f"{folder.path}/{newest.object}"
+        folder.insist("writing", 20.0, lambda: folder.fs._put_file(str(local), there))
+    return True
+
+
+def copy_in_cloud(path: str, other: str) -> bool:
+    """Copy what a run has there, if it has a checkpoint; whether it has."""
+    if not read_copies(CloudFolder(f"{path}/run")):
+        return False
+    fs = CloudFolder(path).fs
+    sync(fs._copy(f"{path}/run", f"{other}/run", recursive=True))
+    return True
 
 
 def other_file_system() -> str | None:

@@ -2,7 +2,8 @@
 
   KILL_AT=step:7 python killed_run.py [settings of lightning_train.py]
 
-KILL_AT is MOMENT:STEP. SIGKILL then ends the whole process group: all ranks, all workers.
+KILL_AT is MOMENT:STEP. SIGKILL then ends the whole process group: all ranks, all workers. It waits
+until two uploads have arrived in the cloud, if two were begun: what is not there cannot be tried.
 
   step     in the middle of a step, when STEP steps are done
   validation  in the first validation after STEP
@@ -15,16 +16,51 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from src import checkpoint_files
+from src.checkpoint_files import Entry
 from src.cloud_run import CloudRun
 from src.model.lightning_module import AutoencoderModule
+from src.uploader import Uploader
+
+VERSIONS, PATIENCE = 2, 20.0  # in the cloud before a kill, and seconds to wait for them
 
 
 def kill_all() -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+class Arrivals:
+    """What the training has offered to the cloud, and what the cloud has of it."""
+
+    def __init__(self) -> None:
+        self.offered = self.arrived = 0
+        self.changed = threading.Condition()
+        offer, save = Uploader.offer, CloudRun.save
+
+        def count_offer(*arguments: Any) -> None:
+            offer(*arguments)
+            self.offered += 1
+
+        def count_save(*arguments: Any) -> Any:
+            result = save(*arguments)
+            with self.changed:
+                self.arrived += 1
+                self.changed.notify_all()
+            return result
+
+        setattr(Uploader, "offer", count_offer)  # noqa: B010  a type checker would object
+        setattr(CloudRun, "save", count_save)  # noqa: B010
+
+    def kill(self) -> None:
+        """Only rank 0 uploads, so it is the one that waits and kills."""
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            with self.changed:
+                self.changed.wait_for(lambda: self.arrived >= min(VERSIONS, self.offered), PATIENCE)
+            kill_all()
 
 
 def before(owner: Any, name: str, is_now: Callable[..., bool], what: Callable[[], None]) -> None:
@@ -47,33 +83,34 @@ def fill_disk() -> None:
 
 def prepare(moment: str, step: int) -> None:
     """Put the end into the functions where it shall come."""
-    uploading: list[int] = []
+    arrivals = Arrivals()
 
     def is_there(module: AutoencoderModule, *_: object) -> bool:
         return module.global_step == step
 
     if moment == "step":
-        before(AutoencoderModule, "training_step", is_there, kill_all)
+        before(AutoencoderModule, "training_step", is_there, arrivals.kill)
     elif moment == "validation":
 
         def is_validated(module: AutoencoderModule, *_: object) -> bool:
             return module.global_step >= step and not module.trainer.sanity_checking
 
-        before(AutoencoderModule, "validation_step", is_validated, kill_all)
+        before(AutoencoderModule, "validation_step", is_validated, arrivals.kill)
     elif moment == "full":
         before(AutoencoderModule, "training_step", is_there, fill_disk)
     elif moment == "save":
         is_now = lambda folder, entry: entry.step == step  # noqa: E731
-        before(checkpoint_files, "add_to_manifest", is_now, kill_all)
+        before(checkpoint_files, "add_to_manifest", is_now, arrivals.kill)
     elif moment == "upload":
+        uploading: list[int] = []
 
-        def remember(run: CloudRun, path: object, name: str, done: int, *_: object) -> bool:
-            uploading.append(done)
+        def remember(run: CloudRun, path: object, entry: Entry, *_: object) -> bool:
+            uploading.append(entry.step)
             return False
 
         # The newest wins: the very step may have given way to a later one.
         def is_late(*_: object) -> bool:
-            return bool(uploading) and uploading[-1] >= step
+            return bool(arrivals.arrived and uploading) and uploading[-1] >= step
 
         before(CloudRun, "save", remember, kill_all)
         before(CloudRun, "check_owner", is_late, kill_all)

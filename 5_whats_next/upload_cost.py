@@ -95,6 +95,9 @@ class Turns(CloudUploadCallback):
     ) -> None:
         self.seconds += time.perf_counter() - self.began
 
+    def report(self, *_: object) -> None:
+        """Most of what was saved was not to be uploaded, so there is nothing to report."""
+
     def ratio(self) -> tuple[float, float, float]:
         """Median of the pairs' ratios, and the range of its middle half."""
         pairs = [on / off for on, off in zip(self.times[True], self.times[False], strict=True)]

@@ -77,7 +77,8 @@ class CloudUploadCallback(Callback):
         self.during, self.at_end = upload_during_training, upload_on_fit_end
         self.keep, self.deadline, self.flush_timeout = keep, deadline, flush_timeout
         self.uploader: Uploader | None = None
-        self.begun, self.known = False, {}  # type: ignore[var-annotated]
+        self.begun = False
+        self.known: dict[str, tuple[int, int, int]] = {}  # inode, time and size of what was offered
         self.epoch = self.step = 0  # of the last upload
         self.missing: list[str] = []  # checkpoints that are not in the cloud at the end
 

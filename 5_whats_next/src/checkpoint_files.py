@@ -9,10 +9,12 @@ beside the new one: one bad block must not cost the run.
 import hashlib
 import json
 import os
+import pickle
 import shutil
+import zipfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,37 @@ def previous(path: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> list[Entry]:
-    """The entries, the newest first; none if there is no manifest that can be read."""
+    """The entries, the newest first; none if there is no manifest.
+
+    One that is there and cannot be read is the disk's fault, so the files have to speak for
+    themselves: the sums in their archives.
+    """
     try:
         return [Entry(**entry) for entry in json.loads((folder / MANIFEST).read_text())]
-    except (OSError, ValueError, TypeError):
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, TypeError):
+        return [entry for path in sorted(folder.glob("*.ckpt")) if (entry := described(path))]
+
+
+def described(path: Path) -> Entry | None:
+    """The entry of a file that nobody vouches for; None unless its own sums do."""
+    if fault_of(path):
+        return None
+    with suppress(OSError, RuntimeError, pickle.UnpicklingError):
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        step = int(state.get("global_step", 0))
+        return Entry(path.name, step, path.stat().st_size, digest(path))
+    return None
+
+
+def fault_of(path: Path) -> str:
+    """What is wrong with an archive by its own sums; empty for a whole one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() or ""
+    except (OSError, zipfile.BadZipFile) as error:
+        return str(error)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -131,10 +159,33 @@ def keep_as(path: Path, copy: Path) -> None:
     temporary.replace(copy)
 
 
-def find(path: Path) -> Entry | None:
+def find(path: Path, entries: list[Entry] | None = None) -> Entry | None:
     """The manifest's entry of a file's content; None if it has changed since it was written."""
+    entries = read_manifest(path.parent) if entries is None else entries
     sha256 = digest(path)
-    return next((one for one in read_manifest(path.parent) if one.sha256 == sha256), None)
+    return next((one for one in entries if one.sha256 == sha256), None)
+
+
+def identify(path: Path, name: str, step: int, entries: list[Entry]) -> Entry:
+    """What a file is, by its content: the manifest's newest entry may be that of another one.
+
+    Args:
+        path: the file.
+        name: what it is called where it comes from.
+        step: optimiser steps done, if there is no manifest.
+        entries: of the manifest; none if another CheckpointIO writes the files.
+
+    Raises:
+        UserError: it is not what was written.
+    """
+    if not entries:
+        if fault := fault_of(path):
+            raise UserError(f"{name} is not whole ({fault})")
+        return Entry(name, step, path.stat().st_size, digest(path))
+    found = find(path, entries)
+    if found is None:
+        raise UserError(f"{name} is damaged on this disk")
+    return replace(found, name=name)
 
 
 def check(path: Path) -> None:
@@ -143,7 +194,7 @@ def check(path: Path) -> None:
     Without a manifest nothing is known against it: the runs of earlier chapters have none.
     """
     entries = read_manifest(path.parent)
-    if entries and find(path) is None:
+    if (path.parent / MANIFEST).exists() and find(path, entries) is None:
         whole = path.stat().st_size in {entry.size for entry in entries}
         raise UserError(f"{path} is {'damaged' if whole else 'truncated'}: {UNKNOWN}")
 
@@ -159,13 +210,14 @@ def newest_intact(folder: Path) -> tuple[Path | None, int, list[Path]]:
     Returns:
         Its path (None if there is none), its step, and the files that are damaged.
     """
-    if not read_manifest(folder):
+    entries = read_manifest(folder)
+    if not (folder / MANIFEST).exists():
         last = folder / "last.ckpt"
         return (last if last.is_file() else None), 0, []
     found = []
     for path in sorted(folder.glob("*.ckpt")):
         with suppress(FileNotFoundError):  # another rank has just set it aside
-            found.append((find(path), path))
+            found.append((find(path, entries), path))
     # Of two files of the same step, last.ckpt is the one that a run goes on from.
     intact = [(entry.step, path.stem.startswith("last"), path) for entry, path in found if entry]
     damaged = [path for entry, path in found if entry is None]

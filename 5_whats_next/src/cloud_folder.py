@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -30,13 +31,14 @@ PROTOCOLS = {
 }
 PART = 16 * 2**20  # bytes of one part of a multipart upload
 LONGEST_PAUSE = 5.0  # seconds between two attempts
+STALL, SLOWEST = 20.0, 2**18  # seconds, bytes a second: an attempt that takes longer has stalled
 Result = TypeVar("Result")
 
 
 def full_url(url: str, filesystem: FileSystem) -> str:
     """The URL with its protocol. Raises CloudError if it is one of another file system."""
     parts = urlsplit(url)
-    if parts.password or "@" in parts.netloc:
+    if parts.password or (parts.username and filesystem != "abfs"):  # abfs: container@account
         raise CloudError(f"cloud_storage_path: {CREDENTIALS}")
     allowed = PROTOCOLS[filesystem]
     if "://" not in url and filesystem != "local":
@@ -47,6 +49,8 @@ def full_url(url: str, filesystem: FileSystem) -> str:
             f"allowed: {', '.join(f'{name}://' for name in allowed)}, or another filesystem "
             f"({', '.join(name for name, known in PROTOCOLS.items() if found in known) or 'none'})"
         )
+    if filesystem == "local":  # whole, so that what is printed serves from everywhere
+        url = f"file://{Path(url.removeprefix('file://')).expanduser().absolute()}"
     return url.rstrip("/")
 
 
@@ -86,17 +90,29 @@ class CloudFolder:
         self.path = self.path if self.is_local else path.rstrip("/")
         self.cancelled = False  # an attempt that fails is the last one
 
-    def insist(self, what: str, seconds: float, request: Callable[[], Awaitable[Result]]) -> Result:
+    def insist(
+        self,
+        what: str,
+        seconds: float,
+        request: Callable[[], Awaitable[Result]],
+        each: float = math.inf,
+    ) -> Result:
         """The result of a request, tried again until the time is over.
 
         The limit is one for all: each attempt is cut off where it ends. A limit for the answer
         alone is not enough; an upload of which each byte arrives in time may still never end.
+
+        Args:
+            what: for the message.
+            seconds: for all attempts.
+            request: makes one.
+            each: seconds for each of them.
         """
         deadline = time.monotonic() + seconds
 
         def once() -> Result:
             left = max(0.1, deadline - time.monotonic())
-            return sync(asyncio.wait_for(request(), left))
+            return sync(asyncio.wait_for(request(), min(left, each)))
 
         def is_last(state: object) -> bool:
             return self.cancelled or stop_after_delay(seconds)(state)  # type: ignore[arg-type]
@@ -121,7 +137,8 @@ class CloudFolder:
         Raises CloudError: nothing has this name then, or the whole file that had it before.
         """
         end = time.monotonic() + seconds
-        self.insist(f"uploading {name}", seconds, lambda: self.send(path, name))
+        each = STALL + path.stat().st_size / SLOWEST
+        self.insist(f"uploading {name}", seconds, lambda: self.send(path, name), each)
         left = max(1.0, end - time.monotonic())
         if not self.insist(f"checking {name}", left, lambda: self.is_same(path, name, sha256)):
             raise CloudError(f"{self.url}: {name} arrived damaged")

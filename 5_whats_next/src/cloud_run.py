@@ -15,7 +15,6 @@ import re
 import secrets
 import socket
 import time
-import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from typing import Any
 from src.checkpoint_files import (
     Entry,
     add_to_manifest,
-    digest,
     keep_as,
     newest_intact,
     previous,
@@ -103,32 +101,28 @@ class CloudRun:
                 "this one uploads no more"
             )
 
-    def save(
-        self, path: Path, name: str, step: int, beside: Path, seconds: float, sha256: str = ""
-    ) -> Copy:
+    def save(self, path: Path, entry: Entry, beside: Path, seconds: float) -> Copy:
         """Upload a checkpoint: the object first, then the list that names it, then the deletions.
 
         Args:
             path: a file that does not change meanwhile.
-            name: what it is called in the run's folder.
-            step: optimiser steps done.
+            entry: its name in the run's folder, step, size and digest.
             beside: the run's folder, with config.yaml and metrics.csv.
             seconds: for all of it.
-            sha256: of the file when it was written; empty if nobody has noted it.
         """
         end = time.monotonic() + seconds
 
         def left() -> float:
             return max(1.0, end - time.monotonic())
 
-        sha256 = whole(path, sha256)
-        there = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
-        self.folder.put(path, there, sha256, left())
+        name, step = entry.name, entry.step
+        there = f"{Path(name).stem}-{step:09d}-{entry.sha256[:8]}.ckpt"
+        self.folder.put(path, there, entry.sha256, left())
         files = {}
         for companion in COMPANIONS:
             if (beside / companion).is_file():
                 files[companion] = self.save_beside(beside / companion, step, left())
-        new = Copy(name, there, step, path.stat().st_size, sha256, files)
+        new = Copy(name, there, step, entry.size, entry.sha256, files)
         if not self.claimed:
             self.claim()
         self.check_owner()  # so nobody else has written the list since
@@ -163,25 +157,6 @@ class CloudRun:
                     self.folder.delete(name, REQUEST)
                 except CloudError:
                     return
-
-
-def whole(path: Path, noted: str) -> str:
-    """The SHA-256 of a checkpoint that is as it was written. Raises CloudError for another one.
-
-    Where another CheckpointIO has written it, and noted no digest, the archive's own sums decide.
-    """
-    sha256 = digest(path)
-    if noted and sha256 != noted:
-        raise CloudError(f"{path.name} is damaged on this disk, and is not uploaded")
-    if not noted:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                bad = archive.testzip()
-        except (OSError, zipfile.BadZipFile) as error:
-            bad = str(error)
-        if bad:
-            raise CloudError(f"{path.name} is not whole ({bad}), and is not uploaded")
-    return sha256
 
 
 def objects(copy: Copy) -> set[str]:

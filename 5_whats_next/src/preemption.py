@@ -40,7 +40,7 @@ class Preemption(StopAndSave):
             which is finished if it takes no longer.
     """
 
-    def __init__(self, grace: float = 15.0) -> None:
+    def __init__(self, grace: float = 9.0) -> None:
         super().__init__()
         if grace <= 0:
             raise UserError(f"grace: {grace} is not positive; allowed: seconds above 0")

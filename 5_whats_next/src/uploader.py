@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from src.checkpoint_files import Entry, digest, read_manifest
+from src.checkpoint_files import Entry, identify, read_manifest
 from src.cloud_run import CloudRun, Copy, SupersededError
 from src.errors import UserError
 
@@ -107,17 +107,12 @@ class Uploader:
     def upload(self, item: Waiting) -> bool:
         """Whether it is in the cloud now. Nothing that happens here may end the training."""
         try:
-            step, sha256 = item.step, ""
-            if item.written:
-                # By its content: the newest entry may be that of a file that never got its name.
-                found = digest(item.snapshot)
-                entry = next((one for one in item.written if one.sha256 == found), None)
-                if entry is None:
-                    self.problem = f"{item.name} is damaged on this disk, and is not uploaded"
-                    return True  # trying again would not mend it
-                step, sha256 = entry.step, entry.sha256
-            what = (item.snapshot, item.name, step)
-            self.done.append(self.run.save(*what, self.beside, self.deadline, sha256))
+            entry = identify(item.snapshot, item.name, item.step, list(item.written))
+        except (UserError, OSError) as error:  # trying again would not mend it
+            self.problem = f"{error}, and is not uploaded"
+            return True
+        try:
+            self.done.append(self.run.save(item.snapshot, entry, self.beside, self.deadline))
             self.problem = ""
             return True
         except SupersededError as error:

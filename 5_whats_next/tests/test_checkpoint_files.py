@@ -93,6 +93,21 @@ def test_a_run_of_an_earlier_chapter_has_no_manifest(tmp_path):
     check(path)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"name": "last.ckpt"}]'])
+def test_a_manifest_that_cannot_be_read_lets_the_files_speak(tmp_path, content):
+    """By the sums in their archives; the next checkpoint writes it anew."""
+    path = save(tmp_path, 1, 2)
+    (tmp_path / "manifest.json").write_text(content)
+    assert newest_intact(tmp_path) == (path, 2, [])
+    check(path)
+    flip_a_bit(path)
+    assert newest_intact(tmp_path) == (previous(path), 1, [path])
+    with pytest.raises(UserError, match="is damaged"):
+        check(path)
+    save(tmp_path, 3)
+    assert {one.step for one in read_manifest(tmp_path)} == {1, 3}
+
+
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch, call):
     path = save(tmp_path, 1, 2)

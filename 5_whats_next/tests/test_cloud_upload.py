@@ -1,25 +1,25 @@
 """CloudUploadCallback against a real S3 server: what arrives, in which order, and what does not."""
 
 import threading
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from src.callbacks import CloudUploadCallback
-from src.checkpoint_files import digest, save_durably
-from src.cloud_folder import CloudFolder, etag
+from src.checkpoint_files import identify, save_durably
+from src.cloud_folder import CloudFolder, etag, full_url
 from src.cloud_run import CloudRun, fetch, read_copies
 from src.data.cloud_errors import CloudError
+from src.data.cloud_store import SILENCE
 from src.data.s3_proxy import Fault
 from src.errors import UserError
 from src.uploader import Uploader
 
-from tests.cloud_runs import cloud as cloud  # fixtures
 from tests.cloud_runs import copies, latest, objects
-from tests.cloud_runs import path as path
-from tests.cloud_runs import proxy as proxy
+from tests.cloud_runs import path as path  # fixtures
 from tests.cloud_server import files
+from tests.cloud_server import proxy as proxy
+from tests.cloud_server import server as server
 from tests.lightning_runs import (
     assert_same_lightning_run,
     call_lightning,
@@ -57,7 +57,8 @@ def writer(path: str, run_id: str = "one", keep: int = 2) -> CloudRun:
 def upload(copy: CloudRun, run: Path, step: int, name: str = "last.ckpt") -> None:
     with (run / "metrics.csv").open("a") as file:
         file.write(f"{step}\n")
-    copy.save(save(run, step, name), name, step, run, 20.0, digest(run / "checkpoints" / name))
+    path = save(run, step, name)
+    copy.save(path, identify(path, name, step, []), run, 20.0)
 
 
 def test_object_first_then_the_list_then_the_deletions(proxy, path, run):
@@ -75,7 +76,7 @@ def test_object_first_then_the_list_then_the_deletions(proxy, path, run):
     assert copies(path) == [("last.ckpt", 3), ("last.ckpt", 2)]
 
 
-def test_the_list_says_what_is_there(cloud, path, run):
+def test_the_list_says_what_is_there(server, path, run):
     copy = writer(path)
     upload(copy, run, 7)
     head = latest(path)
@@ -87,7 +88,7 @@ def test_the_list_says_what_is_there(cloud, path, run):
     assert set(objects(path)) == {"latest.json", "run.json", *named}
 
 
-def test_what_a_killed_process_has_left_is_swept(cloud, path, run):
+def test_what_a_killed_process_has_left_is_swept(server, path, run):
     """An object that no list names, and a part of a listed run stays."""
     upload(writer(path), run, 1)
     before = objects(path)
@@ -96,7 +97,7 @@ def test_what_a_killed_process_has_left_is_swept(cloud, path, run):
     assert objects(path) == before
 
 
-def test_retention_keeps_each_name_apart(cloud, path, run):
+def test_retention_keeps_each_name_apart(server, path, run):
     copy = writer(path)
     upload(copy, run, 1, "best.ckpt")
     for step in (2, 3, 4):
@@ -105,7 +106,7 @@ def test_retention_keeps_each_name_apart(cloud, path, run):
     assert sum(name.endswith(".ckpt") for name in objects(path)) == 3
 
 
-def test_comes_back_to_the_bit(cloud, path, run, tmp_path):
+def test_comes_back_to_the_bit(server, path, run, tmp_path):
     copy = writer(path)
     upload(copy, run, 3, "best.ckpt")
     upload(copy, run, 5)
@@ -114,7 +115,7 @@ def test_comes_back_to_the_bit(cloud, path, run, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
 
 
-def test_a_damaged_copy_is_skipped_and_named(cloud, path, run, tmp_path):
+def test_a_damaged_copy_is_skipped_and_named(server, path, run, tmp_path):
     copy = writer(path)
     for step in (1, 2):
         upload(copy, run, step)
@@ -128,7 +129,7 @@ def test_a_damaged_copy_is_skipped_and_named(cloud, path, run, tmp_path):
     assert "step 1" in said[1]
 
 
-def test_two_checkpoints_of_one_step_have_their_own_metrics(cloud, path, run, tmp_path):
+def test_two_checkpoints_of_one_step_have_their_own_metrics(server, path, run, tmp_path):
     """The last one comes after the best one, when metrics.csv has a row more."""
     copy = writer(path)
     upload(copy, run, 4, "best.ckpt")
@@ -158,30 +159,38 @@ def test_what_arrives_damaged_never_counts(proxy, path, run, monkeypatch):
     assert copies(path) == [("last.ckpt", 1)]
 
 
-def test_what_is_damaged_on_the_disk_is_not_uploaded(cloud, path, run):
-    copy = writer(path)
+def offered(copy: CloudRun, run: Path, path: Path, step: int) -> Uploader:
+    """What becomes of a file that is offered."""
+    uploader = Uploader(copy, run, 20.0)
+    uploader.offer(path, step)
+    uploader.flush(60)
+    uploader.close()
+    return uploader
+
+
+def test_what_is_damaged_on_the_disk_is_not_uploaded(server, path, run):
+    """Nor is that tried again: it would not mend it."""
     file = save(run, 2)
-    saved = digest(file)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    with pytest.raises(CloudError, match="damaged on this disk"):
-        copy.save(file, "last.ckpt", 2, run, 20.0, saved)
-    assert copies(path) == []
+    uploader = offered(writer(path), run, file, 2)
+    assert uploader.problem == "last.ckpt is damaged on this disk, and is not uploaded"
+    assert (uploader.failures, copies(path)) == (0, [])
 
 
-def test_half_a_file_of_another_writer_is_not_uploaded(cloud, path, run):
-    """Without a manifest, as with Lightning's own CheckpointIO."""
+def test_half_a_file_of_another_writer_is_not_uploaded(server, path, run):
+    """Without a manifest, as with Lightning's own CheckpointIO; its step is the training's."""
     whole = run / "checkpoints" / "last.ckpt"
+    (run / "checkpoints" / "manifest.json").unlink()
     copy = writer(path)
-    copy.save(whole, "last.ckpt", 1, run, 20.0)
-    assert zipfile.is_zipfile(whole)
+    offered(copy, run, whole, 4)
     half = run / "checkpoints" / "half.ckpt"
     half.write_bytes(whole.read_bytes()[:5000])
-    with pytest.raises(CloudError, match="not whole"):
-        copy.save(half, "half.ckpt", 2, run, 20.0)
+    assert "half.ckpt is not whole" in offered(copy, run, half, 5).problem
+    assert copies(path) == [("last.ckpt", 4)]
 
 
 @pytest.mark.parametrize("size", [1000, 40 * 2**20], ids=["one piece", "parts"])
-def test_the_etag_is_computed_as_s3_does(cloud, path, tmp_path, size):
+def test_the_etag_is_computed_as_s3_does(server, path, tmp_path, size):
     file = tmp_path / "file"
     file.write_bytes(bytes(range(250)) * (size // 250))
     files().put_file(str(file), f"{path}/file", chunksize=16 * 2**20)
@@ -205,19 +214,32 @@ def test_a_hang_ends_at_the_deadline(proxy, path, run):
     copy = writer(path)
     upload(copy, run, 1)
     proxy.faults.append(Fault("stall", method="PUT", times=None))
+    file = save(run, 2)
     with pytest.raises(CloudError, match="no answer within 2 s"):
-        copy.save(save(run, 2), "last.ckpt", 2, run, 2.0)
+        copy.save(file, identify(file, "last.ckpt", 2, []), run, 2.0)
     proxy.faults.clear()
     assert copies(path) == [("last.ckpt", 1)]
 
 
-def test_two_runs_cannot_overwrite_each_other(cloud, path, run):
+def test_a_body_that_stalls_is_sent_again(proxy, path, run, monkeypatch):
+    """Too large for the buffers on the way, so that nobody waits for an answer yet."""
+    monkeypatch.setattr("src.cloud_folder.STALL", 1.0)
+    monkeypatch.setattr("src.cloud_folder.SLOWEST", 2**30)
+    large = run / "checkpoints" / "last.ckpt"
+    torch.save({"weights": torch.zeros(3_000_000)}, large)
+    copy = writer(path)
+    proxy.faults.append(Fault("stall", method="PUT", path_contains="last-"))
+    copy.save(large, identify(large, "last.ckpt", 2, []), run, SILENCE - 1)
+    assert copies(path) == [("last.ckpt", 2)]
+
+
+def test_two_runs_cannot_overwrite_each_other(server, path, run):
     upload(writer(path, "one"), run, 1)
     with pytest.raises(CloudError, match="belongs to another run; choose another name"):
         writer(path, "two")
 
 
-def test_the_process_that_took_over_is_the_one_that_writes(cloud, path, run):
+def test_the_process_that_took_over_is_the_one_that_writes(server, path, run):
     """A job that hung, and was requeued, must not write over what its successor has done."""
     first = writer(path)
     upload(first, run, 1)
@@ -228,7 +250,7 @@ def test_the_process_that_took_over_is_the_one_that_writes(cloud, path, run):
     assert copies(path)[0] == ("last.ckpt", 5)
 
 
-def test_the_newest_wins_and_the_queue_is_bounded(cloud, path, run, monkeypatch):
+def test_the_newest_wins_and_the_queue_is_bounded(server, path, run, monkeypatch):
     """While one upload takes its time, a hundred checkpoints come; one of them is next."""
     copy = writer(path)
     begun, go_on = threading.Event(), threading.Event()
@@ -273,7 +295,7 @@ def reference(tmp_path_factory):
     return shared_reference(tmp_path_factory.getbasetemp())
 
 
-def test_lost_machine(monkeypatch, cloud, path, tmp_path, reference, capsys):
+def test_lost_machine(monkeypatch, server, path, tmp_path, reference, capsys):
     """Trained to step 6, the folder gone, on from the cloud alone: the same bits."""
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
     assert train(monkeypatch, tmp_path, "--trainer.max_steps=6", *settings) == 0
@@ -286,7 +308,7 @@ def test_lost_machine(monkeypatch, cloud, path, tmp_path, reference, capsys):
     assert copies(path + "/run")[0] == ("last.ckpt", 12)
 
 
-def test_another_place_keeps_the_best_score(monkeypatch, cloud, path, tmp_path):
+def test_another_place_keeps_the_best_score(monkeypatch, server, path, tmp_path):
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
     assert train(monkeypatch, tmp_path, "--trainer.max_steps=6", *settings) == 0
     other = tmp_path / "elsewhere"
@@ -297,7 +319,7 @@ def test_another_place_keeps_the_best_score(monkeypatch, cloud, path, tmp_path):
     assert best["best_model_score"] is not None
 
 
-def test_policies(monkeypatch, cloud, path, tmp_path, reference):
+def test_policies(monkeypatch, server, path, tmp_path, reference):
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
     must, never = "--trainer.resume_policy=must", "--trainer.resume_policy=never"
     with pytest.raises(UserError, match="must, but the run run has no checkpoint"):
@@ -311,7 +333,7 @@ def test_policies(monkeypatch, cloud, path, tmp_path, reference):
     assert_same_lightning_run(reference, tmp_path / "run")
 
 
-def test_a_storage_that_cannot_be_written_is_found_out_at_once(monkeypatch, cloud, tmp_path, path):
+def test_a_storage_that_cannot_be_written_is_found_out_at_once(monkeypatch, server, tmp_path, path):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(UserError, match=r"access denied: .* \(writing probe-"):
         train(monkeypatch, tmp_path, f"--trainer.cloud_storage_path={path}")
@@ -362,6 +384,18 @@ def test_bad_input_is_one_line(given, message):
     assert "secret@" not in str(error.value)
 
 
+def test_addresses(tmp_path, monkeypatch):
+    """As a user may write them; what is printed serves from everywhere."""
+    monkeypatch.chdir(tmp_path)
+    assert full_url("bucket/x/", "s3") == "s3://bucket/x"
+    assert full_url("nas/x", "local") == full_url("file://nas/x", "local")
+    assert full_url("nas/x", "local") == f"file://{tmp_path}/nas/x"
+    azure = "abfs://container@account.dfs.core.windows.net/x"
+    assert full_url(azure, "abfs") == azure
+    with pytest.raises(CloudError, match="credentials do not belong"):
+        full_url("abfs://container:secret@account.dfs.core.windows.net/x", "abfs")
+
+
 def test_a_local_folder_is_a_cloud_as_well(run, tmp_path):
     copy = CloudRun(CloudFolder(str(tmp_path / "nas"), "local"), "one", 2)
     copy.folder.probe("probe", 5.0)
@@ -372,7 +406,7 @@ def test_a_local_folder_is_a_cloud_as_well(run, tmp_path):
     assert not list((tmp_path / "nas").glob("*.part"))
 
 
-def test_the_command_line_goes_on_from_the_cloud(monkeypatch, cloud, path, tmp_path, reference):
+def test_the_command_line_goes_on_from_the_cloud(monkeypatch, server, path, tmp_path, reference):
     """LightningCLI, with the address as --ckpt_path."""
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
     assert train(monkeypatch, tmp_path / "first", "--trainer.max_steps=6", *settings) == 0

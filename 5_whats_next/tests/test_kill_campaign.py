@@ -1,7 +1,7 @@
 """The campaign in short form: killed at each kind of moment, back on the same curve to the bit."""
 
 import pytest
-from campaign_runs import Campaign, Case, server
+from campaign_runs import BITS, IN_BOTH, NOTHING_YET, Campaign, Case, server
 from kill_campaign import STEPS, cases, table
 
 pytestmark = pytest.mark.slow
@@ -22,6 +22,7 @@ CASES = [
     Case("upload", 6),
     Case("validation", 6),
     Case("step", 6, fault="outage"),
+    Case("step", 6, fault=IN_BOTH),
 ]
 
 
@@ -29,7 +30,7 @@ CASES = [
 def test_comes_back_to_the_same_bits(campaign, case):
     results = campaign.run(case).results
     assert results["disk"] == "same", results
-    assert results.get("cloud", "same") == "same", results
+    assert results["cloud"] == "same", results
     assert int(results["lost"].split()[0]) == 0, results  # a checkpoint after each step
 
 
@@ -37,7 +38,7 @@ def test_everything_is_in_the_full_form():
     found = cases(short=False)
     killed = {(c.step, c.ranks, c.workers) for c in found if c.moment == "step" and not c.fault}
     assert killed == {(s, r, w) for s in range(STEPS) for r in (1, 2) for w in (0, 2)}
-    faults = {"503", "resets", "hang", "outage", "latency", "tmpdir", "bit on disk", "bit in cloud"}
+    faults = {"503", "resets", "hang", "outage", "latency", "tmpdir"} | set(BITS)
     assert {c.fault for c in found} - {""} == faults
 
 
@@ -49,6 +50,16 @@ def test_a_run_that_left_the_curve_is_named():
     assert not is_good
     assert "NOT the reference curve: step-2-1-0-none" in text
     assert table([good])[1]
+
+
+def test_a_cloud_without_a_copy_is_not_passed_over():
+    """Before anything was uploaded it is named; later it is a failure."""
+    results = {"lost": "0 1", "disk": "same", "cloud": NOTHING_YET}
+    early, late = Case("step", 0, results=results), Case("step", 6, results=results)
+    text, is_good = table([early])
+    assert is_good
+    assert "killed before the first upload, so nothing is in the cloud: step 0" in text
+    assert not table([late])[1]
 
 
 def test_a_wrong_name_is_one_line(monkeypatch):

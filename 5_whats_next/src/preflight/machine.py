@@ -17,7 +17,7 @@ from src.preflight.plan import Finding, Plan, size
 from src.tracking import wandb_mode
 
 SHARED_MEMORY = Path("/dev/shm")
-COPIES = 5  # of a checkpoint: best and last, what they were before, and one being written
+COPIES = 8  # best and last, what they were before, one being written, three being uploaded
 
 
 def variables(plan: Plan) -> Finding:
