@@ -42,9 +42,9 @@ def fenced(text: str, language: str = "") -> None:
     cog.outl(f"```{language}\n{text.rstrip()}\n```")
 
 
-def output(name: str) -> None:
+def output(name: str, folder: str | None = None) -> None:
     """The command of a record and what it printed."""
-    made = record(name)
+    made = record(name, folder)
     command = made["command"]
     # One that runs in another environment says so itself.
     shown = command if command.startswith("uv ") else f"uv run {command}"
@@ -133,9 +133,10 @@ def line_link(place: str) -> str:
     return f"[{Path(name).name}:{found[0]}]({name}#L{found[0]})"
 
 
-def features(rows: list[tuple[str, str, str]]) -> None:
+def features(rows: list[tuple[str, ...]], *more: str) -> None:
     """A table of features; ``{file: phrase}`` in a cell becomes a link to that line."""
-    cog.outl("| feature | raw PyTorch | Lightning |\n|---|---|---|")
+    titles = ["feature", "raw PyTorch", "Lightning", *more]
+    cog.outl(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for row in rows:
         cells = []
         for cell in row:
@@ -144,6 +145,15 @@ def features(rows: list[tuple[str, str, str]]) -> None:
                 cell = cell.replace("{" + place + "}", line_link(place))
             cells.append(cell)
         cog.outl(f"| {' | '.join(cells)} |")
+
+
+def excerpt(name: str, folder: str, first: str, last: str = "") -> None:
+    """Part of what a record's command printed: from the line with ``first`` until ``last``."""
+    lines = record(name, folder)["stdout"].splitlines()
+    (start,) = [number for number, line in enumerate(lines) if first in line][:1]
+    ends = [number for number in range(start + 1, len(lines)) if last and last in lines[number]]
+    cut = [line.rstrip() for line in lines[start : ends[0] if ends else None]]
+    fenced("\n".join(cut), "text")
 
 
 def refusals(commands: dict[str, str]) -> None:

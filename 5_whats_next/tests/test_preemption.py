@@ -29,10 +29,13 @@ def reference(tmp_path_factory):
     return folder / "run_1"
 
 
-def start(tmp_path: Path, moment: str, *arguments: str) -> subprocess.Popen:
+def start(
+    tmp_path: Path, moment: str, *arguments: str, launcher: tuple[str, ...] = ()
+) -> subprocess.Popen:
     moments = tmp_path / "moments"
     moments.mkdir()
-    command = [sys.executable, str(SCRIPT), *TINY, f"--trainer.output_dir={tmp_path}", *arguments]
+    command = [sys.executable, *launcher, str(SCRIPT), *TINY, *arguments]
+    command += [f"--trainer.output_dir={tmp_path}"]
     command += ["--trainer.run_name=run", "--trainer.checkpoint_every_n_steps=1"]
     settings = {"WANDB_MODE": "disabled", "MOMENT": moment, "MOMENT_FOLDER": str(moments)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -110,6 +113,25 @@ def test_sigterm(monkeypatch, tmp_path, reference, moment, target, ranks, worker
     if ranks == 1:  # the same bits; two ranks add in another order than one
         assert call_lightning(monkeypatch, f"--resume={tmp_path / 'run'}") == 0
         assert_same_lightning_run(reference, tmp_path / "run")
+
+
+@pytest.mark.parametrize("target", ["torchrun", "rank 1"])
+def test_sigterm_under_torchrun(tmp_path, target):
+    """torchrun passes the signal on, waits, and says with which code its ranks have ended."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = start(tmp_path, "training", *TWO, launcher=launcher)
+    found = wait_for_moment(process, tmp_path / "moments", ["0", "1"])
+    sent = time.monotonic()
+    os.kill(process.pid if target == "torchrun" else found[1], signal.SIGTERM)
+    try:
+        output = process.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"hangs:\n{process.communicate()[0]}")
+    assert time.monotonic() - sent < LIMIT, output
+    print(process.returncode, output)
+    wait_until_gone(process.pid)
+    assert newest_intact(tmp_path / "run" / "checkpoints")[1:] == (7, [])
 
 
 def rank_one(process: subprocess.Popen) -> int:

@@ -10,7 +10,8 @@ import measure
 import pytest
 from measure import ROOT
 
-READMES = sorted({*ROOT.glob("README.md"), *ROOT.glob("[0-9]_*/README.md")})
+APPENDIX = ROOT / "appendix" / "README.md"
+READMES = sorted({*ROOT.glob("README.md"), *ROOT.glob("[0-9]_*/README.md"), APPENDIX})
 CHAPTERS = sorted(ROOT.glob("[0-9]_*"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"```bash\n(.*?)```", re.DOTALL)
@@ -42,11 +43,40 @@ def test_digest_sees_code_and_no_comments(tmp_path):
     assert measure.source_digest(tmp_path) != before
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page, outside of its code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("readme", READMES, ids=name)
 def test_relative_links(readme):
+    """The file is there, and so is the heading, or the line, in it."""
     for target in LINK.findall(readme.read_text()):
-        if not target.startswith(("http://", "https://", "#")):
-            assert (readme.parent / target.partition("#")[0]).exists(), target
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        page = readme.parent / path if path else readme
+        assert page.exists(), target
+        if re.fullmatch(r"L\d+", anchor):
+            assert int(anchor[1:]) <= len(page.read_text().splitlines()), target
+        elif anchor:
+            assert anchor in anchors(page), target
+
+
+def test_quoted_messages_are_in_the_code():
+    """The appendix quotes what the programs print; … stands for what differs."""
+    table = APPENDIX.read_text().partition("## What goes wrong")[2].partition("## Further")[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(quoted) >= 12
+    files = [*ROOT.glob("5_whats_next/src/**/*.py"), *ROOT.glob("[0-9]_*/*.py")]
+    # As it is printed: literals that follow each other are one, and what is put in is "…".
+    code = "\n".join(path.read_text() for path in files)
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    for message in quoted:
+        for part in filter(None, (piece.strip() for piece in message.split("…"))):
+            assert part in code, f"{message}: {part}"
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name)
