@@ -19,6 +19,8 @@ from src.errors import UserError
 from tests.cloud_stores import SMALL
 from tests.cloud_stores import url as url  # a fixture
 
+PATIENCE = 240.0  # seconds: each process imports half of Python's packages, on busy cores
+
 
 @pytest.fixture
 def file(url, tmp_path):
@@ -80,11 +82,12 @@ def test_threads_deliver_the_same_samples(configuration):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * PATIENCE)
 def test_clusters_deliver_the_same_samples(configuration, capfd):
     """Meanwhile the dashboards answer. The shared cluster is one, and not the environment's."""
     before = family()  # the servers of other tests
     for way in (OWN, SHARED):
-        with dask_cluster.started(way, configuration, 2, 1, 1, 60.0, {}) as work:
+        with dask_cluster.started(way, configuration, 2, 1, 1, PATIENCE, {}) as work:
             result = dask_cluster.result_of(work(), work())
             printed = capfd.readouterr().out
             links = re.findall(r"dashboard (http://127\.0\.0\.1:\d+)/status", printed)
@@ -100,7 +103,7 @@ def test_clusters_deliver_the_same_samples(configuration, capfd):
 
 def test_a_rank_that_dies_and_one_that_takes_too_long(configuration):
     before = family()
-    with dask_cluster.started(NONE, configuration, 1, 1, 1, 60.0, {}) as work:
+    with dask_cluster.started(NONE, configuration, 1, 1, 1, PATIENCE, {}) as work:
         for process in family() - helpers() - before:
             process.kill()
         with pytest.raises(UserError, match="a process ended, exit code -9"):

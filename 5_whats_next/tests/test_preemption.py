@@ -117,7 +117,7 @@ def test_sigterm(monkeypatch, tmp_path, reference, moment, target, ranks, worker
 
 @pytest.mark.parametrize("target", ["torchrun", "rank 1"])
 def test_sigterm_under_torchrun(tmp_path, target):
-    """torchrun passes the signal on, waits, and says with which code its ranks have ended."""
+    """Whoever gets it, both ranks save and end; torchrun waits for them."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     process = start(tmp_path, "training", *TWO, launcher=launcher)
     found = wait_for_moment(process, tmp_path / "moments", ["0", "1"])
