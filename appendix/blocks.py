@@ -156,6 +156,15 @@ def excerpt(name: str, folder: str, first: str, last: str = "") -> None:
     fenced("\n".join(cut), "text")
 
 
+def exercises() -> None:
+    """What the chapter's unanswered exercises say, run now."""
+    command = [sys.executable, "exercises/check.py"]
+    done = subprocess.run(command, cwd=chapter(), capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise RuntimeError(done.stderr)
+    fenced(f"$ uv run python exercises/check.py\n{done.stdout}", "console")
+
+
 def refusals(commands: dict[str, str]) -> None:
     """A table: what was wrong, and the line that the train script answers it with, run now.
 
