@@ -129,8 +129,10 @@ def test_sigterm_under_torchrun(tmp_path, target):
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail(f"hangs:\n{process.communicate()[0]}")
     assert time.monotonic() - sent < LIMIT, output
-    print(process.returncode, output)
     wait_until_gone(process.pid)
+    assert process.returncode == 1  # torchrun's own, whatever its ranks have said
+    assert "stopped after step 7; continue with:" in output
+    assert ("exitcode  : 143" if target == "rank 1" else "got signal: 15") in output
     assert newest_intact(tmp_path / "run" / "checkpoints")[1:] == (7, [])
 
 

@@ -11,7 +11,7 @@ import pytest
 from measure import ROOT
 
 APPENDIX = ROOT / "appendix" / "README.md"
-READMES = sorted({*ROOT.glob("README.md"), *ROOT.glob("[0-9]_*/README.md"), APPENDIX})
+READMES = sorted({*ROOT.glob("*.md"), *ROOT.glob("[0-9]_*/README.md"), APPENDIX})
 CHAPTERS = sorted(ROOT.glob("[0-9]_*"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"```bash\n(.*?)```", re.DOTALL)
