@@ -4,11 +4,14 @@ Each chapter has copies of the earlier chapters' tests, and pytest inside a chap
 them. A run of the whole repository would repeat them. So it leaves a copy out if the original runs
 too, and
 
-- all that the copy can reach is byte-identical in both chapters, or
-- the copy is slow: what a chapter changes, its own tests and the quick copies cover. ``--copies``
-  runs the slow ones as well, and so does the weekly run on GitHub.
+- all that the copy can reach is byte-identical in the chapter before, or
+- a later chapter has it as well, and reaches something else: the first and the last version run, or
+- the copy is slow: what a chapter changes, its own tests and the quick copies cover.
+
+``--copies`` runs all but the first kind, and so does the weekly run on GitHub.
 """
 
+import os
 import sys
 from collections.abc import Generator
 from functools import cache
@@ -22,9 +25,12 @@ sys.path.append(str(ROOT / "appendix"))
 
 from reach import reach  # noqa: E402  it is found by the line above
 
+# Two processes run tests on what may be two cores; tests compare runs with the same threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--copies", action="store_true", help="run slow copies of earlier tests, too")
+    parser.addoption("--copies", action="store_true", help="run all copies of earlier tests")
 
 
 def chapters() -> list[str]:
@@ -53,15 +59,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the copies; pytest counts and reports them."""
     names, here = chapters(), {item.nodeid for item in items}
 
+    def has_copy(path: Path, rest: str, number: int) -> bool:
+        """Whether chapter ``number`` holds the test that the one before it runs."""
+        old = names[number - 1]
+        return f"{old}/{rest}" in here and is_copy(twin(path, names[number]), old)
+
     def is_repeated(item: pytest.Item) -> bool:
         chapter, _, rest = item.nodeid.partition("/")
-        if chapter not in names[1:]:
+        number = names.index(chapter) if chapter in names else 0
+        if number == 0 or not has_copy(item.path, rest, number):
             return False
-        old = names[names.index(chapter) - 1]
-        if f"{old}/{rest}" not in here or not is_copy(item.path, old):
+        if reaches_the_same(item.path, names[number - 1]):
+            return True
+        if config.getoption("--copies"):
             return False
-        slow = item.get_closest_marker("slow") is not None and not config.getoption("--copies")
-        return slow or reaches_the_same(item.path, old)
+        if item.get_closest_marker("slow") is not None:
+            return True
+        for later in range(number + 1, len(names)):
+            if f"{names[later]}/{rest}" not in here or not has_copy(item.path, rest, later):
+                break
+            if not reaches_the_same(twin(item.path, names[later]), names[later - 1]):
+                return True
+        return False
 
     repeated = {item for item in items if is_repeated(item)}
     config.hook.pytest_deselected(items=list(repeated))

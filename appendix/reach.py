@@ -54,12 +54,18 @@ def module_files(chapter: Path, name: str) -> Iterator[Path]:
 
 
 def files_named(chapter: Path, text: str) -> Iterator[Path]:
-    """Files that a string is the name of: a script, a job file, a configuration; a module."""
+    """Files that a string is the name of: a script, a job file, a configuration; a module.
+
+    A name that ends with a slash stands for all programs and configurations in a folder.
+    """
     if " " in text or len(text) > 100:  # a sentence may mention a file
         return
     if text.startswith("output/"):  # what a run leaves behind is no part of the code
         return
-    if text.startswith(("src.", "tests.")):
+    if text.endswith("/"):
+        inside = sorted((chapter / text).rglob("*")) if text.strip("./") else []
+        yield from (path for path in inside if path.suffix in (".py", ".yaml"))
+    elif text.startswith(("src.", "tests.")):
         yield from module_files(chapter, text)
     elif Path(text).suffix in (".py", ".yaml", ".sbatch"):
         candidates = (chapter / text, chapter / "config" / text)

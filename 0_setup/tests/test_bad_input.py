@@ -44,6 +44,7 @@ def test_bad_input(monkeypatch, tmp_path, arguments, expected):
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.slow
 def test_bad_input_exit_code(monkeypatch):
     """As a script: Python prints the text of SystemExit on stderr and exits with code 1."""
     monkeypatch.setattr(sys, "argv", ["pytorch_train.py", "--model.mask_ratio=1.7"])

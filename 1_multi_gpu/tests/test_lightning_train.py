@@ -101,6 +101,7 @@ def test_sanity_check_changes_nothing(monkeypatch, tmp_path, reference):
     assert_same(reference, tmp_path / "run_1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "epochs"), [(0, []), (1, [1, 2]), (2, [2])])
 def test_pictures(monkeypatch, tmp_path, reference, every, epochs):
     """After these epochs and at the end; drawing them changes nothing."""

@@ -163,6 +163,7 @@ def test_nothing_stays_behind(ends, ending):
         assert "continue with" in printed
 
 
+@pytest.mark.slow
 def test_no_secret_is_told(server, monkeypatch, tmp_path, capfd):
     """The key of a server that the environment names, and wandb's: in no output and no file."""
     monkeypatch.setenv("WANDB_API_KEY", "planted-secret" * 3)

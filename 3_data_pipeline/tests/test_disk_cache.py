@@ -138,7 +138,7 @@ def test_it_stays_below_its_limit(tmp_path):
     while any(writer.poll() is None for writer in writers):
         highest = max(highest, size_of(tmp_path))
     assert [writer.returncode for writer in writers] == [0, 0]
-    assert 0.5e6 < highest <= 1e6
+    assert 0.5e6 < highest <= 1.1e6  # files come and go while they are added up
 
 
 def test_a_cache_that_is_too_small_changes_nothing(url, tmp_path):

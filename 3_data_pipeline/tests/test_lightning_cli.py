@@ -49,6 +49,7 @@ def two_runs(monkeypatch, tmp_path, fitted) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [None, "run_1", "run_2"])
 def test_validate_the_newest_run_or_a_named_checkpoint(monkeypatch, two_runs, capsys, named):
     """Prints the scores, and begins no run."""
@@ -61,6 +62,7 @@ def test_validate_the_newest_run_or_a_named_checkpoint(monkeypatch, two_runs, ca
     assert {path.name for path in two_runs.iterdir()} == {"run_1", "run_2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [None, "run_1"])
 def test_test_scores_beside_the_baselines(monkeypatch, two_runs, named):
     """The same as after the training; the run that was tested stays as it was."""

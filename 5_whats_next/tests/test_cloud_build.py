@@ -284,6 +284,7 @@ def test_a_cube_without_months_is_refused(monkeypatch, tmp_path):
         run(monkeypatch, "cube", f"--url={tmp_path / 'c'}", "--months=0")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_cube(tmp_path):
     """Five times as many months: what is allocated at the same time stays the same."""
     peaks = []

@@ -109,6 +109,7 @@ def test_two_graphs_for_training_and_validation():
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_no_compiler_is_one_line(monkeypatch, tmp_path):
     """And not the compiler's long story."""
     torch.compiler.reset()

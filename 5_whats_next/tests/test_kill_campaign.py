@@ -19,10 +19,8 @@ def campaign(tmp_path_factory):
 
 CASES = [
     Case("step", 8, ranks=2, workers=0),
-    Case("upload", 6),
-    Case("validation", 6),
-    Case("step", 6, fault="outage"),
-    Case("step", 6, fault=IN_BOTH),
+    Case("upload", 6, fault="outage"),
+    Case("validation", 6, fault=IN_BOTH),
 ]
 
 

@@ -74,3 +74,27 @@ def test_a_changed_test_runs_in_both(collected, tmp_path):
 def test_a_change_out_of_reach_does_not_count(collected, tmp_path):
     (tmp_path / "1_b" / "src" / "other.py").write_text("x = 2\n")
     assert collected() == ORIGINALS
+
+
+def test_the_first_and_the_last_version_run(collected, tmp_path):
+    """Of a chapter between them only if asked to."""
+    shutil.copytree(tmp_path / "1_b", tmp_path / "2_c")
+    shutil.copytree(tmp_path / "1_b", tmp_path / "3_d")
+    for chapter, change in {"1_b": "z = 2\n", "2_c": "z = 3\n", "3_d": "z = 3\n"}.items():
+        with (tmp_path / chapter / "src" / "code.py").open("a") as changed:
+            changed.write(change)
+    assert collected() == [*ORIGINALS, f"2_c/{X}"]
+    copies = [f"{chapter}/{test}" for chapter in ("1_b", "2_c") for test in (X, SLOW)]
+    assert collected("--copies") == [*ORIGINALS, *copies]
+    assert collected("0_a", "1_b") == [*ORIGINALS, f"1_b/{X}"]
+
+
+def test_a_named_folder_is_reached(collected, tmp_path):
+    for chapter in ("0_a", "1_b"):
+        with (tmp_path / chapter / "tests" / "test_x.py").open("a") as test:
+            test.write('FOLDER = "exercises/"\n')
+        (tmp_path / chapter / "exercises").mkdir()
+        (tmp_path / chapter / "exercises" / "one.py").write_text("x = 1\n")
+    assert collected() == ORIGINALS
+    (tmp_path / "1_b" / "exercises" / "one.py").write_text("x = 2\n")
+    assert collected() == [*ORIGINALS, f"1_b/{X}"]
