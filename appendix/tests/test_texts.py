@@ -12,8 +12,8 @@ import way
 from measure import ROOT
 
 APPENDIX = ROOT / "appendix" / "README.md"
-READMES = sorted({*ROOT.glob("*.md"), *ROOT.glob("[0-9]_*/**/README.md"), APPENDIX})
-READMES = [path for path in READMES if "output" not in path.parts]
+PLACES = ("*.md", "[0-9]_*/README.md", "[0-9]_*/*/README.md", "appendix/README.md")
+READMES = sorted(path for place in PLACES for path in ROOT.glob(place))
 CHAPTERS = sorted(ROOT.glob("[0-9]_*"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"```bash\n(.*?)```", re.DOTALL)
