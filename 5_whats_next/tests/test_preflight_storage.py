@@ -61,7 +61,7 @@ def test_storage_out_of_reach(server, monkeypatch, case):
     environment, found, todo = FAULTS[case]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    findings = checked(limit=3.0)
+    findings = checked(limit=5.0)
     assert_fails(findings, *NETWORK)
     assert found in findings["data"].found
     assert found in findings["write"].found
