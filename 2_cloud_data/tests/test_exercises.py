@@ -9,7 +9,7 @@ import pytest
 import yaml
 from src.config import CHAPTER
 
-EXERCISES = CHAPTER / "exercises"
+EXERCISES = CHAPTER / "exercises/"
 NAMES = sorted(path.parent.name for path in EXERCISES.glob("*/answer.py"))
 WRONG = [
     (name, wrong)
