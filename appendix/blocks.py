@@ -107,6 +107,8 @@ def chapter_table(rows: dict[str, tuple[str, str, str]]) -> None:
         made = record(name, folder)
         command = f"`uv run {made['command'].replace('python ', f'python {folder}/')}`"
         found = chapters.differences(ROOT, earlier, folder) if earlier else []
+        # What a chapter teaches is in its own lines, and not in a list of its packages.
+        found = [one for one in found if not one.path.startswith("requirements")]
         ours = [one for one in found if one.kind != "leaves"]
         tests = [one for one in ours if one.path.startswith("tests/")]
         rest = [one for one in ours if one not in tests]

@@ -71,6 +71,7 @@ def changes(root: Path, chapter: str) -> str:
         raise UserError(f"chapter_diff.py makes a page for {chapter} without a list or lines")
     body = f'<div class="changes"><p>{found[1]}</p>\n{found[2]}\n{found[3]}</div>'
     return (
+        "---\nnosearch: true\n---\n\n"
         f"# What chapter {chapter.partition('_')[0]} changes\n\n"
         f"`{chapter}` against `{old}`, the files in reading order.\n\n"
         f"`````{{raw}} html\n{body}\n`````\n"

@@ -1,5 +1,11 @@
-// A button on each block of code copies it: without line numbers, and of a console its commands.
+// What the theme does not have: copy buttons, and a search that works from the disk.
 
+// There a page may not read another one, so the results have no excerpts.
+if (location.protocol === "file:") {
+  DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+}
+
+// A button on each block of code copies it: without line numbers, and of a console its commands.
 function textOf(pre, isConsole) {
   const copy = pre.cloneNode(true);
   copy.querySelectorAll("a").forEach((number) => number.remove());

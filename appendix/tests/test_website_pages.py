@@ -1,0 +1,175 @@
+"""The website of this repository: complete, and in a browser it works for everybody."""
+
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import chapters
+import pytest
+import website_check
+from browser import Browser, chromium
+from chapters import ROOT
+
+import website
+
+# The generator and the browser are slow on busy cores.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+needs_browser = pytest.mark.skipif(chromium() is None, reason="needs Chromium on PATH")
+PHONE, DESKTOP = (390, 844), (1400, 900)
+CTRL = 2
+FOCUS = """(() => {
+  const one = document.activeElement, style = getComputedStyle(one);
+  const box = one.getBoundingClientRect();
+  return {
+    text: (one.getAttribute("aria-label") || one.textContent || "").trim().split("\\n")[0],
+    seen: style.outlineStyle !== "none" || style.boxShadow !== "none",
+    inside: box.width > 0 && box.right > 0 && box.left < innerWidth,
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    for name in ("sphinx", "myst_parser", "pydata_sphinx_theme"):
+        pytest.importorskip(name, reason="needs: uv run --group website")
+    place = tmp_path_factory.mktemp("website") / "site"
+    website.build(ROOT, place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def served(site) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def page() -> Iterator[Browser]:
+    program = chromium()
+    assert program
+    with Browser(program) as found:
+        found.size(*DESKTOP)
+        yield found
+
+
+def test_complete(site):
+    """Nothing is broken, and there is a page for each text, difference and linked file."""
+    assert website_check.problems(site) == []
+    known, names = website_check.pages(site), website.documents(ROOT)
+    assert {name.replace("README.md", "index.html") for name in names} <= set(known)
+    for chapter in chapters.chapters(ROOT)[1:]:
+        assert f"{chapter}/changes.html" in known
+        assert "changes.html" in known[f"{chapter}/index.html"].links
+    pictures, files = website.linked(ROOT, names)
+    assert len(list((site / "_images").iterdir())) == len(pictures)
+    assert len(known) == len(names) + len(chapters.chapters(ROOT)[1:]) + len(files) + 1  # search
+    assert not [name for name in known if "/." in f"/{name}"]
+    for path in site.rglob("index.html"):
+        assert "[[[" not in path.read_text()
+
+
+@needs_browser
+def test_every_page_on_a_phone_and_on_a_desk_in_light_and_dark(site, page):
+    for name in website_check.pages(site):
+        page.prefer("light")
+        page.size(*PHONE)
+        page.open((site / name).as_uri())
+        colour = "getComputedStyle(document.body).backgroundColor"
+        assert page.run("document.querySelector('h1').innerText.trim()"), name
+        assert page.run("document.documentElement.scrollWidth") == PHONE[0], name
+        assert page.run(colour) == "rgb(255, 255, 255)", name
+        page.prefer("dark")
+        assert page.wait_for(f"{colour} !== 'rgb(255, 255, 255)'"), name
+        page.size(*DESKTOP)
+        assert page.run("document.documentElement.scrollWidth") <= DESKTOP[0], name
+        blocks, buttons = (
+            page.run(f"document.querySelectorAll('{which}').length")
+            for which in ("div.highlight > pre", "button.copy")
+        )
+        assert blocks == buttons, name
+        broken = "[...document.images].filter((one) => one.complete && !one.naturalWidth).length"
+        assert page.run(broken) == 0, name
+        assert page.complaints() == [], name
+        assert all(url.startswith(("file:", "data:")) for url in page.requests()), name
+
+
+@needs_browser
+def test_copies_commands_without_their_output(site, page):
+    page.open((site / "0_setup/index.html").as_uri())
+    page.run("window.copied = []; navigator.clipboard.writeText = async (t) => copied.push(t)")
+    page.run("document.querySelectorAll('button.copy').forEach((button) => button.click())")
+    copied = page.run("copied")
+    assert copied[0] == "cd 0_setup\nuv run python pytorch_train.py\n"
+    assert copied[1] == "uv run python pytorch_train.py\n"  # of a console with its output
+    page.wait_for("document.querySelector('button.copy').textContent === 'Copied'")
+    page.open((site / "0_setup/pytorch_train.py.html").as_uri())
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.run("document.querySelector('button.copy').click()")
+    assert page.run("copied") == (ROOT / "0_setup/pytorch_train.py").read_text()
+
+
+@needs_browser
+@pytest.mark.parametrize("by", ["disk", "server"])
+def test_search_by_keyboard(site, served, page, by):
+    page.open(f"{site.as_uri() if by == 'disk' else served}/index.html")
+    page.press("k", CTRL)
+    page.wait_for("document.activeElement.matches('dialog[open] input')")
+    for letter in "climatology":
+        page.press(letter)
+    page.events.clear()
+    page.press("Enter")
+    page.wait("Page.loadEventFired")
+    first = "document.querySelector('#search-results li a')"
+    assert "0_setup/index.html" in page.wait_for(f"{first} && {first}.href")
+    # Excerpts are read from the pages, which a page on the disk may not do.
+    excerpts = "document.querySelectorAll('#search-results .context').length > 0"
+    assert page.wait_for(excerpts) if by == "server" else not page.run(excerpts)
+    assert page.complaints() == []
+
+
+def walk(page: Browser, steps: int) -> list[str]:
+    """Press Tab, and return what has had the focus; each of it has to be seen."""
+    found = []
+    for _ in range(steps):
+        page.press("Tab")
+        focus = page.run(FOCUS)
+        assert focus["seen"], focus
+        assert focus["inside"], focus
+        found.append(focus["text"])
+    return found
+
+
+@needs_browser
+def test_tab_reaches_everything(site, page):
+    page.open((site / "0_setup/index.html").as_uri())
+    found = walk(page, 40)
+    assert found[0] == "Skip to main content"
+    for wanted in ("Search", "1. Many devices", "Appendix", "Copy", "Start"):
+        assert any(wanted in text for text in found), (wanted, found)
+    # The side menu of a phone opens, is walked through, and closes.
+    page.size(*PHONE)
+    page.open((site / "0_setup/index.html").as_uri())
+    assert any("navigation" in text for text in walk(page, 2))
+    page.press("Enter")
+    page.wait_for("document.querySelector('dialog[open] a')")
+    assert any("1. Many devices" in text for text in walk(page, 6))
+    page.press("Escape")
+    page.wait_for("!document.querySelector('dialog[open]')")
+
+
+@needs_browser
+def test_a_link_to_a_line_shows_it(site, page):
+    page.open((site / "0_setup/pytorch_train.py.html").as_uri() + "#L116")
+    top = page.run("document.querySelector('#L116').getBoundingClientRect().top")
+    header = page.run("document.querySelector('#pst-header').getBoundingClientRect().bottom")
+    assert header <= top < DESKTOP[1]
+    assert page.run("getComputedStyle(document.querySelector('#L116')).backgroundColor")
