@@ -24,8 +24,8 @@ import chapter_diff
 import chapters
 import website_check
 import website_text
-from carry import write
-from chapters import ROOT, Content, UserError
+from carry import is_text, write
+from chapters import ROOT, Content, UserError, read
 
 SETTINGS = "website"
 OUTPUT = "output/website"
@@ -85,12 +85,12 @@ def back(root: Path, page: str, folder: str) -> str:
     return f'<a href="{website_text.relative(page, target)}.html">{text}</a>'
 
 
-def file_page(root: Path, path: str) -> tuple[str, str]:
-    """Title and HTML of the page of a file or folder."""
+def file_page(root: Path, path: str, known: set[str]) -> tuple[str, str]:
+    """Title and HTML of the page of a file or folder; ``known`` are all that have a page."""
     place, page = root / path, website_text.source(path)
     if place.is_dir():
         inside = [f"{path}/{name}" for name in chapters.files(root, path)]
-        body = website_text.folder_page(path, inside)
+        body = website_text.folder_page(path, inside, known)
     else:
         body = website_text.source_page(path, place.read_text(encoding="utf-8"))
     return path, website_text.framed(path, body, lambda folder: back(root, page, folder))
@@ -104,9 +104,12 @@ def linked(root: Path, known: list[str]) -> tuple[set[str], set[str]]:
         for is_picture, file in website_text.links(path, (root / path).read_text("utf-8")):
             if not (root / file).exists():
                 raise UserError(f"{path}: there is no {file}")
+            if not is_picture and not (root / file).is_dir() and not is_text(read(root / file)):
+                raise UserError(f"{path}: {file} is no text, so the site has no page for it")
             (pictures if is_picture else files).add(file)
     for folder in [file for file in files if (root / file).is_dir()]:
-        files |= {f"{folder}/{name}" for name in chapters.files(root, folder)}
+        inside = {f"{folder}/{name}" for name in chapters.files(root, folder)}
+        files |= {name for name in inside if is_text(read(root / name))}
     return pictures, files - set(known)
 
 
@@ -120,7 +123,7 @@ def gather(root: Path, folder: Path, repository: str = "") -> None:
         write(folder / f"{name}.md", Content(text.encode()))
     for path in pictures:
         write(folder / path, Content((root / path).read_bytes()))
-    found = {website_text.source(path): file_page(root, path) for path in sorted(files)}
+    found = {website_text.source(path): file_page(root, path, files) for path in sorted(files)}
     data = json.dumps({"repository": repository, "pages": found})
     write(folder / "site.json", Content(data.encode()))
 
@@ -128,7 +131,7 @@ def gather(root: Path, folder: Path, repository: str = "") -> None:
 def generate(settings: Path, source: Path, site: Path) -> None:
     """Run Sphinx; its warnings are errors."""
     if not all(map(find_spec, ("sphinx", "myst_parser", "pydata_sphinx_theme"))):
-        raise UserError("its packages are missing; start it with: uv run --group website python")
+        raise UserError("packages are missing: uv run --group website python appendix/website.py")
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "-q", "-j", "auto"]
     command += ["-c", str(settings), "-d", str(source.parent / "doctrees"), str(source), str(site)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@
 import html
 import posixpath
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from urllib.parse import quote, unquote
 
 # What cog reads: the first line of a generated part, which may be a program, and the last one.
@@ -95,22 +95,22 @@ def source_page(path: str, text: str) -> str:
         lexer = get_lexer_for_filename(posixpath.basename(path), stripnl=False)
     except ClassNotFound:
         lexer = TextLexer(stripnl=False)
-    # Pygments closes its tags at the end of each line.
+    # Pygments closes its tags at the end of each line. Tab passes by the numbers: they are many.
     code = highlight(text, lexer, HtmlFormatter(nowrap=True)).removesuffix("\n").split("\n")
     rows = (
-        f'<span id="L{n}"><a href="#L{n}" aria-label="line {n}">{n:4}</a> {line}</span>'
+        f'<span id="L{n}"><a href="#L{n}" tabindex="-1">{n:4}</a> {line}</span>'
         for n, line in enumerate(code, start=1)
     )
     return f'<div class="highlight source"><pre>{chr(10).join(rows)}\n</pre></div>'
 
 
-def folder_page(path: str, files: Iterable[str]) -> str:
-    """The files of a folder, each with a link to its page."""
-    rows = (
-        f'<li><a href="{relative(source(path), source(file))}.html">'
-        f"<code>{html.escape(posixpath.relpath(file, path))}</code></a></li>"
-        for file in files
-    )
+def folder_page(path: str, files: Iterable[str], known: Container[str]) -> str:
+    """The files of a folder; those in ``known`` have a page, and a link to it."""
+    rows = []
+    for file in files:
+        name = f"<code>{html.escape(posixpath.relpath(file, path))}</code>"
+        url = f"{relative(source(path), source(file))}.html"
+        rows.append(f'<li><a href="{url}">{name}</a></li>' if file in known else f"<li>{name}</li>")
     return f"<ul>\n{chr(10).join(rows)}\n</ul>"
 
 

@@ -1,8 +1,8 @@
 """Settings of the website for Sphinx, which appendix/website.py starts.
 
 Why these packages. Sphinx, MyST and the PyData theme are kept up by communities and have had
-releases this year; MkDocs has had none for two years, its Material theme has reached its end, and
-that one's successor, Zensical, still calls itself an alpha version. MyST reads Markdown as GitHub
+releases this year. MkDocs has had none since 2024, the end of its Material theme is announced for
+2027, and that one's successor, Zensical, is a young beta version. MyST reads Markdown as GitHub
 does, lists, tables and anchors included, so one text serves both. Search, menus and icons are
 files of the site: it works offline, and straight from the disk.
 """
@@ -27,6 +27,7 @@ html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["book.css"]
 html_js_files = ["book.js"]
+html_favicon = "_static/favicon.svg"
 html_copy_source = False
 html_show_sourcelink = False
 html_use_index = False

@@ -125,11 +125,23 @@ def test_gathers_texts_pictures_files_and_differences(root, tmp_path):
     assert all(f'"{name}"' in pages for name in ("0_a/x.py", "0_a/tests", "0_a/tests/test_x.py"))
 
 
-def test_a_file_that_is_not_there(root, capsys):
-    (root / "1_b/README.md").write_text("# Second\n\n[gone](gone.py)\n")
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("gone.py", "there is no 1_b/gone.py"), ("../0_a/results/map.png", "map.png is no text")],
+)
+def test_a_file_without_a_page(root, capsys, target, message):
+    (root / "1_b/README.md").write_text(f"# Second\n\n[file]({target})\n")
     with pytest.raises(SystemExit, match="2"):
         website.main([], root)
-    assert capsys.readouterr().err.endswith("error: 1_b/README.md: there is no 1_b/gone.py\n")
+    assert f"error: 1_b/README.md: {message}" in capsys.readouterr().err.replace("0_a/results/", "")
+
+
+def test_a_folder_links_to_its_texts(root):
+    (root / "0_a/tests/data.bin").write_bytes(b"\0")
+    assert website.linked(root, website.documents(root))[1] >= {"0_a/tests", "0_a/tests/test_x.py"}
+    _, page = website.file_page(root, "0_a/tests", {"0_a/tests/test_x.py"})
+    assert '<a href="tests/test_x.py.html"><code>test_x.py</code></a>' in page
+    assert "<li><code>data.bin</code></li>" in page
 
 
 def test_without_the_generator(root, capsys, monkeypatch):
