@@ -19,7 +19,7 @@ def campaign(tmp_path_factory):
 
 CASES = [
     Case("step", 8, ranks=2, workers=0),
-    Case("upload", 6, fault="outage"),
+    Case("upload", 6, fault="503"),
     Case("validation", 6, fault=IN_BOTH),
 ]
 
