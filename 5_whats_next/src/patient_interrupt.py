@@ -1,6 +1,8 @@
-"""A signal sets a flag, and ends a wait for data."""
+"""A signal sets a flag at once, and ends a wait for data."""
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,13 @@ class WaitEnded(BaseException):
 
 
 class PatientInterrupt(GracefulInterrupt):
-    """The flag of ``GracefulInterrupt``; also ends a wait for data, which loses nothing."""
+    """The flag of ``GracefulInterrupt``; also ends a wait for data, which loses nothing.
+
+    Python runs a handler when its main thread comes back to Python. A rank that waits in a
+    collective for another one does not come back, so the flag would never be set there. Therefore
+    a thread sets it, too: C code writes each signal's number to a pipe as soon as it arrives
+    (https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,15 +33,32 @@ class PatientInterrupt(GracefulInterrupt):
     def __enter__(self) -> "PatientInterrupt":
         super().__enter__()
         self.previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self.end_wait)
+        reader, self.pipe = os.pipe()
+        os.set_blocking(self.pipe, False)
+        threading.Thread(target=self.read, args=[reader], name="signals", daemon=True).start()
+        signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.set_wakeup_fd(-1)
+        os.close(self.pipe)  # ends the thread
         super().__exit__(*exception)
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
+    def read(self, pipe: int) -> None:
+        with open(pipe, "rb", buffering=0) as numbers:
+            while number := numbers.read(1):
+                if number[0] in (signal.SIGINT, signal.SIGTERM):
+                    self.note(number[0])
+
+    def note(self, number: int) -> None:
+        """Set the flag, in whichever thread; ``since`` first, because others read it then."""
         if not self.signal_number:
             self.since = time.monotonic()
+        self.signal_number = number
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.note(number)
         super().handle(number, frame)
         if self.is_waiting:
             signal.setitimer(signal.ITIMER_REAL, ARRIVES)
@@ -55,4 +80,6 @@ class PatientInterrupt(GracefulInterrupt):
             self.is_waiting = False
 
 
+# A forked worker has the pipe, too, and is not the one whose signals count.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 INTERRUPT = PatientInterrupt()  # of this process; the training loader looks at it, too

@@ -130,10 +130,9 @@ class Preemption(StopAndSave):
             loop._batches_that_stepped += 1
 
     def stop(self, trainer: L.Trainer) -> None:
-        number = INTERRUPT.signal_number
-        if not number and trainer.global_step != self.max_steps:
-            number = signal.SIGTERM  # another rank has got a signal, and this one not yet
-        raise Stopped(trainer.global_step, trainer.log_dir or ".", number)
+        if not INTERRUPT and trainer.global_step != self.max_steps:
+            INTERRUPT.note(signal.SIGTERM)  # another rank has got a signal, and this one not yet
+        raise Stopped(trainer.global_step, trainer.log_dir or ".", INTERRUPT.signal_number)
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Here and not before the next step: a run that goes on from max_steps goes past it."""
@@ -151,8 +150,10 @@ class Preemption(StopAndSave):
         late = bool(INTERRUPT) and time.monotonic() - INTERRUPT.since > 0.8 * self.grace
         if self.any_rank(late):
             self.safe.set()
+            if not INTERRUPT:
+                INTERRUPT.note(signal.SIGTERM)
             step = newest_intact(Path(self.folder) / "checkpoints")[1]
-            raise Stopped(step, self.folder, INTERRUPT.signal_number or signal.SIGTERM)
+            raise Stopped(step, self.folder, INTERRUPT.signal_number)
 
     def is_time(self, trainer: L.Trainer) -> bool:
         return self.any_rank(bool(INTERRUPT) or self.stopping)

@@ -6,10 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from src.checkpoint_files import newest_intact
 from src.config import CHAPTER
+from src.lightning_callbacks import Stopped
+from src.patient_interrupt import INTERRUPT
+from src.preemption import Preemption
 
 from tests.lightning_runs import TWO, assert_same_lightning_run, call_lightning, train_lightning
 from tests.runs import TINY, wait_until_gone
@@ -62,7 +66,7 @@ FULL = os.environ.get("FULL_MATRIX")  # the others: see README.md
 SHORT = {
     ("training", "rank 1", 2, 0),
     ("validation", "group", 2, 0),
-    ("saving", "process", 2, 0),
+    ("saving", "rank 1", 2, 0),  # rank 1 waits in a collective, outside of Python
     ("waiting", "process", 1, 0),
     ("waiting", "group", 1, 2),
 }
@@ -133,6 +137,17 @@ def test_sigterm_under_torchrun(tmp_path, target):
     assert "stopped after step 7; continue with:" in output
     assert ("exitcode  : 143" if target == "rank 1" else "got signal: 15") in output
     assert newest_intact(tmp_path / "run" / "checkpoints")[1:] == (7, [])
+
+
+def test_a_rank_that_the_others_tell_hurries_too():
+    """It has got no signal itself; without this it would wait for its loader's workers."""
+    trainer = SimpleNamespace(global_step=5, log_dir="run")
+    with INTERRUPT:
+        INTERRUPT.signal_number = 0
+        with pytest.raises(Stopped):
+            Preemption().stop(trainer)
+        assert INTERRUPT.signal_number == signal.SIGTERM
+        INTERRUPT.signal_number = 0
 
 
 def rank_one(process: subprocess.Popen) -> int:

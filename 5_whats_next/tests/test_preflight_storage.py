@@ -77,8 +77,9 @@ def test_storage_that_never_answers(server, proxy):
     proxy.faults.append(Fault("stall", times=None))
     findings = checked(limit=3.0)
     assert_fails(findings, *NETWORK)
-    assert "no answer within 2 s" in findings["data"].found
-    assert "no answer within 2 s" in findings["write"].found
+    # By the client's own limit, or by that around it, which comes first on a busy machine.
+    for name in NETWORK:
+        assert findings[name].found in ("no answer within 2 s", "no answer within 3 s")
 
 
 def test_sample_that_never_comes(server, proxy):
