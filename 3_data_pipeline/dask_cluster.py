@@ -30,6 +30,8 @@ from utils import CHAPTER, machine, run_command, slow_network, spread
 NONE, THREADS, OWN, SHARED = "no dask", "threads in each rank", "a cluster per rank", "one cluster"
 DASK = {NONE: "none", THREADS: "threads", OWN: "cluster", SHARED: "cluster"}
 COLUMNS = {"samples_per_second": "speed", "cpu_ms": "CPU time", "memory_mb": "memory"}
+# dask's profiler stops Python 3.11 for ever once in a while; chapter 2's README has the reason.
+PROFILER = {"DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": str(sys.version_info >= (3, 12))}
 Work = Callable[[], list[Answer]]
 Start = Callable[[str], contextlib.AbstractContextManager[Work]]
 
@@ -58,7 +60,8 @@ def started(
     configuration = configuration | {"dataset_args": arguments}
     with contextlib.ExitStack() as stack:  # what starts first, the cluster, ends last
         folder = tempfile.TemporaryDirectory(prefix="dask-", ignore_cleanup_errors=True)
-        variables = variables | {"DASK_TEMPORARY_DIRECTORY": stack.enter_context(folder)}
+        variables = variables | PROFILER
+        variables["DASK_TEMPORARY_DIRECTORY"] = stack.enter_context(folder)
         cluster, readers = [], []
         if way == SHARED:
             task: Answer = {"workers": workers, "threads": threads}

@@ -6,7 +6,8 @@ process. So while pytest imports or runs anything in this folder, the folder is 
 until it is this chapter's turn again.
 
 PyTorch computes with one thread: for the tests' tiny models that is faster, and on a busy machine
-much faster, where threads wait for each other's processors.
+much faster, where threads wait for each other's processors. Dask's workers are not profiled: with
+Python 3.11 the profiler stops them for ever once in a while (README.md of chapter 2).
 """
 
 import os
@@ -19,6 +20,7 @@ from types import ModuleType
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; children inherit it
+os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")  # when dask is
 CHAPTER = Path(__file__).resolve().parent
 own_modules: dict[str, ModuleType] = {}
 

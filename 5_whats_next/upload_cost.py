@@ -7,11 +7,12 @@
 
 The training is that of the default config, on noise, so that no reader competes with the uploads.
 A turn is 30 steps, and begins with a checkpoint. In every other turn that is uploaded as well, by
-the callback; the next turn begins when the upload has ended. The order within a pair of turns
-changes from pair to pair, so that a machine that slows down slows both. What an upload takes from
-the steps is then divided by an epoch of the default config, which uploads once: that is the ratio.
-In an outage the attempts never end, so there a turn is a whole epoch, and there are half as many.
-The server computes on the same processors, which it does not where there is a cloud.
+the callback; what has not arrived at the end of the turn is given up. The order within a pair of
+turns changes from pair to pair, so that a machine that slows down slows both. An epoch of the
+default config uploads once, too, and is longer: an upload over a slow network sends more requests
+in it than in a turn, and in an outage the attempts go on. So at last a whole epoch counts requests,
+and the ratio is what they would take from its steps. The server computes on the same processors,
+which it does not where there is a cloud.
 """
 
 import argparse
@@ -51,7 +52,8 @@ class Turns(CloudUploadCallback):
         super().__init__(path, upload_on_fit_end=False, run_name="run")
         self.proxy, self.network, self.turns, self.steps = proxy, network, turns, steps
         self.times: dict[bool, list[float]] = {True: [], False: []}  # seconds a step, each turn
-        self.seconds, self.uploads = 0.0, 0
+        self.seconds, self.before, self.end = 0.0, 0, steps * (2 * turns + 2)
+        self.requests: list[int] = []  # of each turn with an upload, and at last of an epoch
         self.bar = tqdm(total=2 * turns, desc=network, disable=not sys.stderr.isatty())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -68,10 +70,11 @@ class Turns(CloudUploadCallback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
     ) -> None:
         step = trainer.global_step
-        if step % self.steps == 0:
+        is_first = step % self.steps == 0 and step <= self.end
+        if is_first:
             self.between_turns(trainer, step)
         self.began = time.perf_counter()
-        if step % self.steps == 0 and self.is_on(step):
+        if is_first and (self.is_on(step) or step == self.end):
             self.offer_new(trainer)
 
     def between_turns(self, trainer: L.Trainer, step: int) -> None:
@@ -85,8 +88,10 @@ class Turns(CloudUploadCallback):
         self.uploader.run.folder.cancelled = False
         if step > 2 * self.steps:  # the first pair is the warm-up
             self.times[self.is_on(step - 1)].append(self.seconds / self.steps)
+            if self.is_on(step - 1):
+                self.requests.append(self.proxy.counts.total() - self.before)
             self.bar.update()
-        self.seconds = 0.0
+        self.seconds, self.before = 0.0, self.proxy.counts.total()
         state = trainer._checkpoint_connector.dump_checkpoint()
         save_durably(state, self.checkpoints / "last.ckpt", step)
 
@@ -94,32 +99,36 @@ class Turns(CloudUploadCallback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
     ) -> None:
         self.seconds += time.perf_counter() - self.began
+        if trainer.global_step == self.end + EPOCH:
+            assert self.uploader
+            self.requests.append(self.proxy.counts.total() - self.before)
+            self.uploader.run.folder.cancelled = True
 
     def report(self, *_: object) -> None:
         """Most of what was saved was not to be uploaded, so there is nothing to report."""
 
-    def ratio(self) -> tuple[float, float, float]:
-        """Median of the pairs' ratios, and the range of its middle half."""
-        pairs = [on / off for on, off in zip(self.times[True], self.times[False], strict=True)]
+    def lost(self) -> tuple[float, float, float]:
+        """What a turn loses, as a share of it: median of the pairs and its middle half."""
+        pairs = [on / off - 1 for on, off in zip(self.times[True], self.times[False], strict=True)]
         low, middle, high = statistics.quantiles(pairs, n=4)
         return middle, low, high
 
 
 def measure(place: Path, endpoint: str, network: str, turns: int, steps: int) -> str:
     """A line of the table."""
-    samples = BATCH * steps * (2 * turns + 2) + BATCH
+    max_steps = steps * (2 * turns + 2) + EPOCH
 
     def dataset(split: str) -> DummyDataset:
-        return DummyDataset(split, (1, 12, 16, 32), samples, 16)  # type: ignore[arg-type]
+        return DummyDataset(split, (1, 12, 16, 32), BATCH * max_steps, 16)  # type: ignore[arg-type]
 
     with FaultyProxy(endpoint) as proxy:
-        os.environ["AWS_ENDPOINT_URL"] = endpoint if network == "quick" else proxy.url
+        os.environ["AWS_ENDPOINT_URL"] = proxy.url
         callback = Turns(f"s3://bucket/{network.replace(' ', '-')}", proxy, network, turns, steps)
         trainer = L.Trainer(
             accelerator="auto",
             devices=1,
             max_epochs=1,
-            max_steps=steps * (2 * turns + 2) + 1,
+            max_steps=max_steps,
             limit_val_batches=0,
             logger=False,
             enable_checkpointing=False,
@@ -131,12 +140,14 @@ def measure(place: Path, endpoint: str, network: str, turns: int, steps: int) ->
         )
         trainer.fit(AutoencoderModule(**MODEL), FieldDataModule(dataset, BATCH))
         callback.bar.close()
-    scale = steps / EPOCH
-    middle, low, high = (1 + (ratio - 1) * scale for ratio in callback.ratio())
+    *in_turns, in_epoch = callback.requests
+    in_turn = statistics.median(in_turns)
+    scale = in_epoch / in_turn * steps / EPOCH
+    middle, low, high = (1 + share * scale for share in callback.lost())
     on, off = (1000 * statistics.median(callback.times[key]) for key in (True, False))
-    each = (on - off) * steps
     return (
-        f"{network:<10}{off:>9.2f}{on:>9.2f}{each:>15.0f}{middle:>10.3f}   {low:.3f} to {high:.3f}"
+        f"{network:<10}{off:>9.2f}{on:>9.2f}{(on - off) * steps:>15.0f}{in_turn:>10.0f}"
+        f"{in_epoch:>13}{middle:>10.3f}   {low:.3f} to {high:.3f}"
     )
 
 
@@ -155,14 +166,12 @@ def main() -> int:
     quiet()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [f"device    {describe_device(device)}"]
-    titles = f"{'':<10}{'off, ms':>9}{'on, ms':>9}{'ms in a turn':>15}{'ratio':>10}"
+    titles = f"{'':<10}{'off, ms':>9}{'on, ms':>9}{'ms in a turn':>15}{'requests':>10}"
+    titles += f"{'in an epoch':>13}{'ratio':>10}"
     lines.append(f"{titles}   middle half of the pairs")
     with tempfile.TemporaryDirectory(prefix="cost-") as place, server(Path(place)) as endpoint:
         for network in [arguments.network] if arguments.network else NETWORKS:
-            turns, steps = arguments.turns, arguments.steps
-            if network == "outage":
-                turns, steps = max(2, turns // 2), max(steps, EPOCH)
-            lines.append(measure(Path(place), endpoint, network, turns, steps))
+            lines.append(measure(Path(place), endpoint, network, arguments.turns, arguments.steps))
     print("\n".join(lines))
     return 0
 

@@ -44,8 +44,7 @@ class Finding:
 
 
 def python() -> Finding:
-    found = ".".join(map(str, sys.version_info[:3]))
-    wanted = ".".join(map(str, PYTHON))
+    found, wanted = (".".join(map(str, version)) for version in (sys.version_info[:3], PYTHON))
     todo = f"install Python {wanted} or newer: uv python install {wanted}"
     return Finding(found, "" if sys.version_info >= PYTHON else todo)
 
@@ -205,16 +204,12 @@ def wandb() -> Finding:
     mode = os.environ.get("WANDB_MODE", "")
     if mode and mode not in WANDB:
         return Finding(f"WANDB_MODE={mode}", f"set one of {', '.join(WANDB)}, or nothing")
-    if mode == "online" and not os.environ.get("WANDB_API_KEY") and not has_login():
-        return Finding("online, without a key", "wandb login, or WANDB_MODE=offline", needed=False)
+    if mode == "online" and not os.environ.get("WANDB_API_KEY"):
+        netrc = Path.home() / ".netrc"  # where wandb login leaves a key
+        if not netrc.is_file() or "api.wandb.ai" not in netrc.read_text():
+            todo = "wandb login, or WANDB_MODE=offline"
+            return Finding("online, without a key", todo, needed=False)
     return Finding(mode or "offline, the default: nothing is sent")
-
-
-def has_login() -> bool:
-    """Whether ``wandb login`` has left a key."""
-    with contextlib.suppress(OSError):
-        return "api.wandb.ai" in (Path.home() / ".netrc").read_text()
-    return False
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {

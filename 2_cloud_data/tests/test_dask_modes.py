@@ -1,0 +1,37 @@
+"""The four ways to read are compared in what they read, and measured in what they cost."""
+
+import dask_modes
+import pytest
+from src.data.usecase_cloud_dataset import CloudDataset
+from src.errors import UserError
+
+from tests.cloud_server import server as server  # fixtures
+from tests.cloud_stores import url as url
+
+
+@pytest.mark.slow
+def test_table(server, url, capsys):
+    dask_modes.measure(url, batch_size=2, batches=2, rounds=1, threads=2)
+    lines = capsys.readouterr().out.splitlines()[-6:]
+    rows = {line[:20].split()[0]: line.split() for line in lines[1:]}
+    assert list(rows) == ["none", "single-threaded", "threads", "cluster", "nothing"]
+    memory = {name: float(row[-1]) for name, row in rows.items()}
+    assert memory["none"] > memory["nothing"] > 100
+    assert memory["cluster"] > 1.5 * memory["threads"]  # a process more
+    assert all(float(rows[name][2]) > 0 for name in ("none", "threads", "cluster"))
+    assert rows["cluster"][3] == "elsewhere"
+
+
+def test_other_samples_are_found(server, url, monkeypatch):
+    """A way that is fast because it reads something else."""
+    original = CloudDataset.__getitems__
+
+    def shifted(dataset, indices):
+        if dataset.dask == "threads":
+            indices = [(index + 1) % len(dataset) for index in indices]
+        return original(dataset, indices)
+
+    monkeypatch.setattr(dask_modes, "get_args", lambda _: ("none", "threads"))
+    monkeypatch.setattr(CloudDataset, "__getitems__", shifted)
+    with pytest.raises(UserError, match="do not read the same samples"):
+        dask_modes.measure(url, batch_size=1, batches=1, rounds=1)

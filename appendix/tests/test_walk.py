@@ -1,0 +1,119 @@
+"""The walk through the READMEs: what it runs, where, and what it says of what fails."""
+
+import json
+import subprocess
+
+import pytest
+import terminal
+import walk
+from measure import ROOT
+
+README = """
+Text.
+
+```bash
+cd 0_first
+NAME=$(echo reader)
+echo "hello $NAME" \\
+  > greeting.txt   # a remark
+test -e greeting.txt
+```
+
+1. An exercise:
+
+   ```bash
+   python3 0_first/where.py
+   exit-code-of-nothing
+   python3 server.py
+   ```
+"""
+SERVER = """
+import time
+print("ready", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    open("stopped", "w").close()
+"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    """A repository with one chapter."""
+    root = tmp_path / "book"
+    (root / "0_first" / "src").mkdir(parents=True)
+    (root / "0_first" / "src" / "__init__.py").touch()
+    (root / "appendix").mkdir()
+    (root / "0_first" / "README.md").write_text(README)
+    (root / "0_first" / "where.py").write_text("print('at the root')\n")
+    (root / "0_first" / "server.py").write_text(SERVER)
+    (root / "appendix" / "walk.yaml").write_text(
+        "0_first/README.md:\n  python3 server.py: {until: ready}\n"
+    )
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"],
+    ):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    return root
+
+
+def test_commands_are_found():
+    assert walk.commands(README) == [
+        "cd 0_first",
+        "NAME=$(echo reader)",
+        'echo "hello $NAME" > greeting.txt',
+        "test -e greeting.txt",
+        "python3 0_first/where.py",
+        "exit-code-of-nothing",
+        "python3 server.py",
+    ]
+
+
+def test_as_printed_in_a_fresh_clone(book, capsys):
+    """One command fails here, and is shown; variables stay, and servers get Ctrl-C."""
+    assert walk.run(book, []) == 1
+    printed = capsys.readouterr().out
+    assert "exit code 127 exit-code-of-nothing" in printed
+    assert "command not found" in printed
+    made = json.loads((book / "appendix" / "walk.json").read_text())["0_first/README.md"]
+    assert [row["command"] for row in made["commands"]] == walk.commands(README)
+    assert [row["code"] for row in made["commands"]] == [0, 0, 0, 0, 0, 127, 0]
+    assert not (book / "0_first" / "greeting.txt").exists()
+
+
+def test_a_command_that_does_not_end(book, monkeypatch):
+    monkeypatch.setattr(terminal, "LIMIT", 0.5)
+    todo = [walk.Step("0_first/README.md", "sleep 60"), walk.Step("0_first/README.md", "true")]
+    with walk.fresh_clone(book) as clone:
+        assert [made["code"] for made in walk.walk(clone, todo)] == [None]
+
+
+def test_a_mark_without_a_command(book):
+    place = book / "appendix" / "walk.yaml"
+    place.write_text("0_first/README.md:\n  python3 gone.py: {not: gone}\n")
+    with pytest.raises(ValueError, match=r"not in the READMEs any more: .*python3 gone\.py"):
+        walk.steps(book)
+
+
+def test_every_command_is_run_or_marked():
+    """Of this project; a test that stands in for a command is there."""
+    steps = walk.steps(ROOT)
+    assert len(steps) > 100
+    for step in steps:
+        assert "why" in step.mark or "instead" not in step.mark, step
+        assert "test" not in step.mark or (ROOT / step.mark["test"]).exists(), step
+
+
+def test_record_of_the_walk_is_of_these_commands():
+    """A command that is new or changed has to be walked again: appendix/walk.py CHAPTER."""
+    record = json.loads((ROOT / "appendix" / "walk.json").read_text())
+    steps = [step for step in walk.steps(ROOT) if step.is_run]
+    assert set(record) == {step.readme for step in steps}
+    for readme, made in record.items():
+        mine = [step for step in steps if step.readme == readme]
+        assert [row["command"] for row in made["commands"]] == [step.command for step in mine]
+        assert [row["code"] for row in made["commands"]] == [
+            step.mark.get("code", 0) for step in mine
+        ]

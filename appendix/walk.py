@@ -1,0 +1,188 @@
+"""The reader's whole way: run every command of the READMEs as it is printed, in a fresh clone.
+
+  uv run python appendix/walk.py                 all of them, in reading order: about two hours
+  uv run python appendix/walk.py 0_setup appendix    these READMEs
+  uv run python appendix/walk.py --list          which are run, and which are not, and why
+
+The clone has what is committed, an environment of its own, and nothing else. appendix/walk.yaml
+lists what cannot be run as printed; appendix/walk.json keeps what was run, and a test compares it
+with the READMEs. A command that fails is shown with the end of its output, and the exit code is 1.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from measure import ROOT, hardware, versions
+from terminal import Background, Terminal
+
+BLOCK = re.compile(r"^( *)```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+PLACES = (
+    "README.md",
+    "[0-9]_*/README.md",
+    "[0-9]_*/*/README.md",
+    "appendix/README.md",
+    "CONTRIBUTING.md",
+)
+MARKS = {"not", "test", "instead", "why", "before", "until", "keep", "code"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a README, and what appendix/walk.yaml says of it."""
+
+    readme: str
+    command: str
+    mark: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_run(self) -> bool:
+        return "not" not in self.mark
+
+
+def readmes(root: Path) -> list[Path]:
+    """In reading order."""
+    return [path for place in PLACES for path in sorted(root.glob(place))]
+
+
+def commands(text: str) -> list[str]:
+    """The commands in a README's blocks of bash, without their remarks."""
+    found = []
+    for _, block in BLOCK.findall(text):
+        lines = re.sub(r"\\\n\s*", "", block).splitlines()
+        found += [line.partition("  #")[0].strip() for line in lines if line.strip()]
+    return found
+
+
+def steps(root: Path) -> list[Step]:
+    """All commands of all READMEs; raises ValueError if walk.yaml has a mark for none of them."""
+    marks = yaml.safe_load((root / "appendix" / "walk.yaml").read_text()) or {}
+    found, unused = [], {(readme, command) for readme in marks for command in marks[readme]}
+    for path in readmes(root):
+        readme = path.relative_to(root).as_posix()
+        for command in commands(path.read_text()):
+            mark = marks.get(readme, {}).get(command, {})
+            if unknown := set(mark) - MARKS:
+                raise ValueError(f"walk.yaml: {command}: {unknown} is none of {sorted(MARKS)}")
+            found.append(Step(readme, command, mark))
+            unused.discard((readme, command))
+    if unused:
+        raise ValueError(f"walk.yaml: not in the READMEs any more: {sorted(unused)}")
+    return found
+
+
+def place(clone: Path, step: Step) -> Path:
+    """Where a reader is: in the chapter, or at the root if the command names a chapter's path."""
+    chapter = clone / Path(step.readme).parts[0]
+    if not chapter.is_dir():
+        return clone
+    for word in step.command.split():
+        if re.match(r"\d_\w+|appendix/", word) and not (chapter / word).exists():
+            return clone
+    return chapter if (chapter / "src").is_dir() else clone
+
+
+@contextmanager
+def fresh_clone(root: Path) -> Iterator[Path]:
+    """A clone of what is committed, in a folder that is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="walk-"))
+    try:
+        subprocess.run(["git", "clone", "-q", str(root), str(folder / "clone")], check=True)
+        yield folder / "clone"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def walk(clone: Path, todo: list[Step]) -> Iterator[dict[str, Any]]:
+    """Run the commands of one README; a record of each: command, seconds, exit code, log."""
+    log = clone.parent / "log.txt"
+    terminal, running = Terminal(log), list[Background]()
+    try:
+        for step in todo:
+            begin, start = log.stat().st_size, time.monotonic()
+            folder = place(clone, step)
+            if before := step.mark.get("before"):
+                terminal.run(before, folder)
+            command = step.mark.get("instead", step.command)
+            if until := step.mark.get("until"):
+                background = Background(command, folder, log)
+                code = 0 if background.wait_for(until) else None
+                if code == 0 and step.mark.get("keep"):
+                    running.append(background)
+                else:
+                    ended = background.stop()
+                    code = ended if code == 0 else code
+            else:
+                code = terminal.run(command, folder)
+            seconds = round(time.monotonic() - start, 1)
+            printed = log.read_bytes()[begin:].decode(errors="replace")
+            yield {"command": step.command, "seconds": seconds, "code": code, "log": printed}
+            if code is None:
+                return
+    finally:
+        terminal.close()
+        for background in running:
+            background.stop()
+
+
+def run(root: Path, names: list[str]) -> int:
+    """Walk, print a line for each command, and keep the record; how many commands failed."""
+    record_file = root / "appendix" / "walk.json"
+    record = json.loads(record_file.read_text()) if record_file.exists() else {}
+    chosen = [step for step in steps(root) if not names or Path(step.readme).parts[0] in names]
+    failed = 0
+    with fresh_clone(root) as clone:
+        for readme in dict.fromkeys(step.readme for step in chosen):
+            mine = [step for step in chosen if step.readme == readme and step.is_run]
+            print(f"== {readme}", flush=True)
+            ran = []
+            for step, made in zip(mine, walk(clone, mine), strict=False):
+                wrong = made["code"] != step.mark.get("code", 0)
+                failed += wrong
+                state = f"exit code {made['code']}" if wrong else "ok"
+                print(f"{made['seconds']:7.1f} s  {state:12} {step.command}", flush=True)
+                if wrong:
+                    print("\n".join(made["log"].splitlines()[-20:]))
+                ran.append({name: made[name] for name in ("command", "seconds", "code")})
+            record[readme] = {"hardware": hardware(), "versions": versions(), "commands": ran}
+            order = [path.relative_to(root).as_posix() for path in readmes(root)]
+            record = {name: record[name] for name in order if name in record}
+            temporary = record_file.with_suffix(".tmp")
+            temporary.write_text(json.dumps(record, indent=1) + "\n")
+            temporary.replace(record_file)
+    return failed
+
+
+def main() -> int:
+    """The exit code is 1 if a command failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = sorted({path.relative_to(ROOT).parts[0] for path in readmes(ROOT)})
+    parser.add_argument("names", nargs="*", help=f"of: {', '.join(known)}; all if none is given")
+    parser.add_argument("--list", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in known]:
+        parser.error(f"{', '.join(unknown)}: allowed: {', '.join(known)}")
+    if given.list:
+        for step in steps(ROOT):
+            print(f"{step.readme}: {step.command}")
+            for name, value in step.mark.items():
+                print(f"    {name}: {value}")
+        return 0
+    return 1 if run(ROOT, given.names) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
