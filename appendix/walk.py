@@ -181,7 +181,11 @@ def main() -> int:
             for name, value in step.mark.items():
                 print(f"    {name}: {value}")
         return 0
-    return 1 if run(ROOT, given.names) else 0
+    try:
+        return 1 if run(ROOT, given.names) else 0
+    except KeyboardInterrupt:
+        print("stopped; the READMEs that were complete are in walk.json")
+        return 130
 
 
 if __name__ == "__main__":
