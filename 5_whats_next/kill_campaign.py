@@ -1,7 +1,7 @@
 """Kill a training at every step, and see whether it comes back to the same curve, to the bit.
 
   uv run python kill_campaign.py --short           a few of each kind, in about five minutes
-  uv run python kill_campaign.py                   everything, in about half an hour
+  uv run python kill_campaign.py                   everything, in about an hour
   uv run python kill_campaign.py --only latency    one fault alone
 
 Each case begins a tiny training on noise, ends it with SIGKILL (or a full disk), and goes on twice:
