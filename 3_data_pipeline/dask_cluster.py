@@ -3,7 +3,7 @@
   uv run python dask_cluster.py
   uv run python dask_cluster.py --ranks 4 --threads 1 --workers 2
   uv run python dask_cluster.py --keep true                  look at the dashboard; Ctrl-C ends it
-  uv run --with bokeh python dask_cluster.py --keep true     the same with dask's pictures
+  uv run --group dashboard python dask_cluster.py --keep true     the same with dask's pictures
 
 A rank stands for a training process with a GPU. It reads its part of each batch without dask, with
 dask's threads in the rank itself, with a LocalCluster of its own, or with one LocalCluster that all

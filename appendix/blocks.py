@@ -64,6 +64,16 @@ def provenance(name: str, folder: str | None = None) -> None:
     )
 
 
+def taken(name: str, folder: str | None = None) -> None:
+    """One line below a picture of a screen: of what it was taken, on which machine."""
+    made = record(name, folder)
+    hardware = made["hardware"]
+    cog.outl(
+        f"*Taken of `{made['command']}`; {hardware['processor']}, {hardware['cores']} cores, "
+        f"{hardware['memory']}.*"
+    )
+
+
 def caption(name: str, folder: str) -> None:
     """What the picture of the landing page shows, with the time it took."""
     made = record(name, folder)

@@ -1,6 +1,6 @@
 """Take the picture of Dask's dashboard under load that chapter 3 shows.
 
-  uv run --with bokeh python appendix/dashboard.py
+  uv run --group dashboard python appendix/dashboard.py
 
 It starts the chapter's dask_cluster.py, lets it read for a while, and looks at the dashboard with a
 headless Chromium, which has to be installed. The picture and its record, which says what it was
@@ -38,7 +38,7 @@ def take(picture: Path) -> str:
             with Browser(chromium() or "") as browser:
                 browser.size(1400, 800)
                 browser.open(address[0])
-                browser.wait_for("document.querySelector('.bk-Figure, .bk-GridPlot, .bk-Row')")
+                browser.wait_for("window.Bokeh && Bokeh.documents.length")
                 time.sleep(LOAD)  # not to wait for something: this is the time in the picture
                 browser.picture(picture)
         finally:
@@ -51,7 +51,7 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     if not importlib.util.find_spec("bokeh"):
-        sys.exit("error: the dashboard needs bokeh: uv run --with bokeh python ...")
+        sys.exit("error: the dashboard needs bokeh: uv run --group dashboard python ...")
     if not chromium():
         sys.exit("error: there is no Chromium on PATH (apt install chromium, brew install ...)")
     start = time.perf_counter()
