@@ -5,12 +5,19 @@ import pytest
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 
-from tests.cloud_server import server as server  # fixtures
-from tests.cloud_stores import url as url
+from tests.cloud_stores import small_fields, small_store
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> str:
+    """A store that the default windows and months fit into: the command takes no others."""
+    place = str(tmp_path_factory.mktemp("store") / "wide.zarr")
+    small_store(place, small_fields(54, 20, 40), train_months=(0, 30), chunk=(12, 16, 32))
+    return place
 
 
 @pytest.mark.slow
-def test_table(server, url, capsys):
+def test_table(url, capsys):
     dask_modes.measure(url, batch_size=2, batches=2, rounds=1, threads=2)
     lines = capsys.readouterr().out.splitlines()[-6:]
     rows = {line[:20].split()[0]: line.split() for line in lines[1:]}
@@ -22,7 +29,7 @@ def test_table(server, url, capsys):
     assert rows["cluster"][3] == "elsewhere"
 
 
-def test_other_samples_are_found(server, url, monkeypatch):
+def test_other_samples_are_found(url, monkeypatch):
     """A way that is fast because it reads something else."""
     original = CloudDataset.__getitems__
 
