@@ -11,6 +11,7 @@ imports has what the last line says.
 """
 
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -65,11 +66,16 @@ def memory_of(mode: DaskMode, url: str, threads: int, batches: list[list[int]]) 
         dataset.__getitems__(indices)
         elsewhere = default_client().run(resident).values() if mode == "cluster" else []
         most = max(most, resident() + sum(elsewhere))
-    if mode == "cluster":  # here, because a process of a pool does not end as a program does
+    end_cluster(mode)  # here, because a process of a pool does not end as a program does
+    return most
+
+
+def end_cluster(mode: DaskMode) -> None:
+    """End the cluster that this process has started for a mode."""
+    if mode == "cluster":
         client = default_client()
         client.close()
         client.cluster.close()
-    return most
 
 
 def in_own_process(function: Callable[..., float], *arguments: Any) -> float:
@@ -96,6 +102,8 @@ def measure(
     """
     if min(batch_size, batches, rounds, threads) < 1:
         raise UserError("batch_size, batches, rounds, threads: allowed: from 1")
+    if "DASK_SCHEDULER_ADDRESS" in os.environ:  # its processes may have read other things before
+        raise UserError("DASK_SCHEDULER_ADDRESS: allowed here: not set; this measures its own")
     ways = {
         mode: Way(CloudDataset("train", url, dask=mode, dask_threads=threads), [], [])
         for mode in get_args(DaskMode)
@@ -117,6 +125,8 @@ def measure(
             last.append(np.stack([x for x, _ in batch]))
         if not all(np.array_equal(last[0], x, equal_nan=True) for x in last):
             raise UserError("the ways do not read the same samples")
+    for mode in ways:
+        end_cluster(mode)
     progress = tqdm(ways, desc="memory", unit="way", disable=None)
     memory = {
         mode: in_own_process(memory_of, mode, url, threads, order.tolist()) for mode in progress

@@ -51,7 +51,7 @@ def table(done: list[Case]) -> tuple[str, bool]:
     """A line for each kind of case, and whether all of them came back."""
     kinds: dict[str, list[Case]] = {}
     for case in done:
-        ranks = f"{case.ranks} ranks, {case.workers} workers" if not case.fault else ""
+        ranks = f"ranks: {case.ranks}, workers: {case.workers}" if not case.fault else ""
         kinds.setdefault(case.fault or f"{case.moment}, {ranks}", []).append(case)
     lines = [f"{'':<32}{'cases':>7}{'from disk':>11}{'from cloud':>12}  steps lost: disk, cloud"]
     for kind, members in kinds.items():

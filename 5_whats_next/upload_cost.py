@@ -7,12 +7,12 @@
 
 The training is that of the default config, on noise, so that no reader competes with the uploads.
 A turn is 30 steps, and begins with a checkpoint. In every other turn that is uploaded as well, by
-the callback; what has not arrived at the end of the turn is given up. The order within a pair of
-turns changes from pair to pair, so that a machine that slows down slows both. An epoch of the
-default config uploads once, too, and is longer: an upload over a slow network sends more requests
-in it than in a turn, and in an outage the attempts go on. So at last a whole epoch counts requests,
-and the ratio is what they would take from its steps. The server computes on the same processors,
-which it does not where there is a cloud.
+the callback; what has not arrived at the end of the turn does not count, and is not tried again.
+The order within a pair of turns changes from pair to pair, so that a machine that slows down slows
+both. An epoch of the default config uploads once, too, and is longer: an upload over a slow network
+sends more requests in it than in a turn, and in an outage the attempts go on. So at last a whole
+epoch counts requests, and the ratio is what they would take from its steps. The server computes on
+the same processors, and all requests go through a proxy in this process: a cloud costs less.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from src.data.lightning_datamodule import FieldDataModule
 from src.data.pytorch_dataset import DummyDataset
 from src.data.s3_proxy import Fault, FaultyProxy
 from src.device import describe_device
+from src.errors import UserError
 from src.lightning_errors import one_line_errors
 from src.lightning_settings import quiet
 from src.model.lightning_module import AutoencoderModule
@@ -89,7 +90,7 @@ class Turns(CloudUploadCallback):
         if step > 2 * self.steps:  # the first pair is the warm-up
             self.times[self.is_on(step - 1)].append(self.seconds / self.steps)
             if self.is_on(step - 1):
-                self.requests.append(self.proxy.counts.total() - self.before)
+                self.requests.append(self.sent)
             self.bar.update()
         self.seconds, self.before = 0.0, self.proxy.counts.total()
         state = trainer._checkpoint_connector.dump_checkpoint()
@@ -99,9 +100,10 @@ class Turns(CloudUploadCallback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
     ) -> None:
         self.seconds += time.perf_counter() - self.began
+        self.sent = self.proxy.counts.total() - self.before  # during steps that were timed
         if trainer.global_step == self.end + EPOCH:
             assert self.uploader
-            self.requests.append(self.proxy.counts.total() - self.before)
+            self.requests.append(self.sent)
             self.uploader.run.folder.cancelled = True
 
     def report(self, *_: object) -> None:
@@ -142,6 +144,8 @@ def measure(place: Path, endpoint: str, network: str, turns: int, steps: int) ->
         callback.bar.close()
     *in_turns, in_epoch = callback.requests
     in_turn = statistics.median(in_turns)
+    if not in_turn:
+        raise UserError(f"--steps: {steps} is too small: turns end before an upload begins")
     scale = in_epoch / in_turn * steps / EPOCH
     middle, low, high = (1 + share * scale for share in callback.lost())
     on, off = (1000 * statistics.median(callback.times[key]) for key in (True, False))

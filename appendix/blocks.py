@@ -69,7 +69,7 @@ def taken(name: str, folder: str | None = None) -> None:
     made = record(name, folder)
     hardware = made["hardware"]
     cog.outl(
-        f"*Taken of `{made['command']}`; {hardware['processor']}, {hardware['cores']} cores, "
+        f"*Screenshot of `{made['command']}`; {hardware['processor']}, {hardware['cores']} cores, "
         f"{hardware['memory']}.*"
     )
 

@@ -205,8 +205,10 @@ def wandb() -> Finding:
     if mode and mode not in WANDB:
         return Finding(f"WANDB_MODE={mode}", f"set one of {', '.join(WANDB)}, or nothing")
     if mode == "online" and not os.environ.get("WANDB_API_KEY"):
-        netrc = Path.home() / ".netrc"  # where wandb login leaves a key
-        if not netrc.is_file() or "api.wandb.ai" not in netrc.read_text():
+        known = ""
+        with contextlib.suppress(OSError):  # not there, or not to be read
+            known = (Path.home() / ".netrc").read_text()  # where wandb login leaves a key
+        if "api.wandb.ai" not in known:
             todo = "wandb login, or WANDB_MODE=offline"
             return Finding("online, without a key", todo, needed=False)
     return Finding(mode or "offline, the default: nothing is sent")

@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -54,10 +55,12 @@ def main() -> int:
         sys.exit("error: the dashboard needs bokeh: uv run --group dashboard python ...")
     if not chromium():
         sys.exit("error: there is no Chromium on PATH (apt install chromium, brew install ...)")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in what is started here
     start = time.perf_counter()
     printed = take(CHAPTER / "results" / "dashboard.png")
     record = {
         "command": COMMAND,
+        "made_by": "appendix/dashboard.py",
         "hardware": hardware(),
         "versions": versions(),
         "reached": source_digest(CHAPTER, COMMAND),

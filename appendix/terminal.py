@@ -4,14 +4,46 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 LIMIT = 1800.0  # seconds that a command may take
-# The clone has an environment of its own; without a buffer a server's first lines are seen at once.
-ENVIRONMENT = {
-    name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "UV_NO_SYNC")
-} | {"PYTHONUNBUFFERED": "1"}
+PATIENCE = 60.0  # seconds from Ctrl-C to the end of a command
+# A reader has none of these; some lead out of a copy of this project, into its environment, its
+# data or a bucket.
+NOT_A_READERS = {
+    *("VIRTUAL_ENV", "UV_NO_SYNC", "UV_PROJECT_ENVIRONMENT", "PYTHONPATH"),
+    *("EMBEDDED_S3_FOLDER", "EMBEDDED_S3_ENDPOINT", "CLOUD_STORAGE_PATH"),
+    *("AWS_ENDPOINT_URL", "AWS_PROFILE", "DASK_SCHEDULER_ADDRESS"),
+}
+
+
+def readers_environment() -> dict[str, str]:
+    """Variables for a command that is run as a reader would run it."""
+    return {name: value for name, value in os.environ.items() if name not in NOT_A_READERS}
+
+
+def end(processes: Iterable[psutil.Process], patience: float = 10.0) -> None:
+    """SIGTERM to each; to those that do not end in time, SIGKILL."""
+    alive = list(processes)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(alive, timeout=patience)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def family(number: int) -> list[psutil.Process]:
+    """All that a process has started; torchrun's ranks have groups and sessions of their own."""
+    try:
+        return psutil.Process(number).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 class Terminal:
@@ -25,7 +57,7 @@ class Terminal:
             stdout=self.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=ENVIRONMENT,
+            env=readers_environment(),
         )
 
     def run(self, command: str, folder: Path) -> int | None:
@@ -46,8 +78,9 @@ class Terminal:
 
     def close(self) -> None:
         """End the bash and whatever still runs in it."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.bash.pid, signal.SIGKILL)
+        started = family(self.bash.pid)
+        self.bash.kill()  # first, so that it starts nothing more
+        end(started)
         self.bash.communicate()
         self.log.close()
 
@@ -66,7 +99,8 @@ class Background:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=ENVIRONMENT,
+                # Without a buffer a server's first lines are seen at once.
+                env=readers_environment() | {"PYTHONUNBUFFERED": "1"},
             )
 
     def wait_for(self, text: str) -> bool:
@@ -79,10 +113,19 @@ class Background:
         return False
 
     def stop(self) -> int | None:
-        """Ctrl-C; the exit code, which is 0 for a program that takes this for its normal end."""
+        """Ctrl-C; the exit code, which is 0 for a program that takes this for its normal end.
+
+        It is None for a program that does not end, and then is killed.
+        """
+        if (code := self.process.poll()) is not None:
+            return code
+        started = family(self.process.pid)
+        os.killpg(self.process.pid, signal.SIGINT)
         try:
-            os.killpg(self.process.pid, signal.SIGINT)
-            code = self.process.wait(60)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            end(started)
             return None
         return 0 if code in (0, 130, -signal.SIGINT) else code

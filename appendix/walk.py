@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,12 +118,12 @@ def walk(clone: Path, todo: list[Step]) -> Iterator[dict[str, Any]]:
             command = step.mark.get("instead", step.command)
             if until := step.mark.get("until"):
                 background = Background(command, folder, log)
-                code = 0 if background.wait_for(until) else None
-                if code == 0 and step.mark.get("keep"):
-                    running.append(background)
-                else:
+                running.append(background)
+                code: int | None = 0 if background.wait_for(until) else 1
+                if code or not step.mark.get("keep"):
+                    running.remove(background)
                     ended = background.stop()
-                    code = ended if code == 0 else code
+                    code = code if ended == 0 else ended
             else:
                 code = terminal.run(command, folder)
             seconds = round(time.monotonic() - start, 1)
@@ -181,6 +182,9 @@ def main() -> int:
             for name, value in step.mark.items():
                 print(f"    {name}: {value}")
         return 0
+    # A process that was started in the background of a shell ignores Ctrl-C, and so does all that
+    # it starts, unless it says otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return 1 if run(ROOT, given.names) else 0
     except KeyboardInterrupt:

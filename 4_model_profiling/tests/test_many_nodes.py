@@ -193,8 +193,11 @@ def test_job_file_for_slurm(one_node, tmp_path):
         "PYTHON": sys.executable,
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
+    larger = tmp_path / "larger.yaml"  # the job's size counts, and not a config file's
+    larger.write_text("trainer:\n  devices: 8\n")
+    arguments = ["-c", str(larger), *SETTINGS, f"--trainer.output_dir={tmp_path}"]
     process = subprocess.Popen(
-        ["bash", str(CHAPTER / "train.sbatch"), *SETTINGS, f"--trainer.output_dir={tmp_path}"],
+        ["bash", str(CHAPTER / "train.sbatch"), *arguments],
         env=os.environ | {name: str(value) for name, value in variables.items()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -129,7 +129,8 @@ def test_profile_divides_the_step(monkeypatch, capsys):
     assert attention == 0  # its attention is made of matrix products
     assert float(own_row.split()[3]) > 0
     most = (products + attention + rest) / (products + attention)
-    assert float(canonical_row.split()[-1].rstrip("x")) == pytest.approx(most, abs=0.05)
+    # The cells are rounded, and the smallest of them is a fifth of a millisecond.
+    assert float(canonical_row.split()[-1].rstrip("x")) == pytest.approx(most, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ class PatientInterrupt(GracefulInterrupt):
     def __init__(self) -> None:
         super().__init__()
         self.is_waiting, self.since = False, 0.0
+        self.pipe = -1  # closed
 
     def __enter__(self) -> "PatientInterrupt":
         super().__enter__()
@@ -36,13 +37,16 @@ class PatientInterrupt(GracefulInterrupt):
         reader, self.pipe = os.pipe()
         os.set_blocking(self.pipe, False)
         threading.Thread(target=self.read, args=[reader], name="signals", daemon=True).start()
-        signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
+        self.other_pipe = signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """May be called twice: at the end of the training, and for an error after it."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.set_wakeup_fd(-1)
-        os.close(self.pipe)  # ends the thread
+        if self.pipe != -1:
+            signal.set_wakeup_fd(self.other_pipe)
+            os.close(self.pipe)  # ends the thread
+            self.pipe = -1  # the number may belong to another file soon
         super().__exit__(*exception)
 
     def read(self, pipe: int) -> None:

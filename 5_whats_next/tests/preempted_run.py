@@ -68,8 +68,9 @@ def prepare() -> None:
 
     if MOMENT == "training":
         before(AutoencoderModule, "training_step", lambda module, *_: module.global_step == STEP)
-    elif MOMENT == "validation":
-        before(AutoencoderModule, "validation_step", lambda module, *_: module.global_step == 8)
+    elif MOMENT in ("validation", "last validation"):
+        step = 8 if MOMENT == "validation" else 12
+        before(AutoencoderModule, "validation_step", lambda module, *_: module.global_step == step)
     elif MOMENT == "saving":
         is_time = lambda io, state, *_: state["global_step"] == STEP  # noqa: E731
         before(DurableCheckpointIO, "save_checkpoint", is_time)

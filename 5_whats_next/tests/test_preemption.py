@@ -118,6 +118,33 @@ def test_sigterm(monkeypatch, tmp_path, reference, moment, target, ranks, worker
         assert_same_lightning_run(reference, tmp_path / "run")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_after_the_last_step(tmp_path, number):
+    """The training ends, and so does the run: with the signal's exit code, and nothing else."""
+    process = start(tmp_path, "last validation")
+    wait_for_moment(process, tmp_path / "moments", ["0"])
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number, output
+    assert "stopped after step 12; continue with:" in output
+    assert "error" not in output
+    assert newest_intact(tmp_path / "run" / "checkpoints")[1:] == (12, [])
+
+
+def test_ended_twice():
+    """At the end of the training, and for an error after it; other files keep their numbers."""
+    with INTERRUPT:
+        number = INTERRUPT.pipe
+    other = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(other, number)  # as a file that is opened later might have it
+    try:
+        INTERRUPT.__exit__()
+        assert os.write(number, b"x") == 1
+    finally:
+        for descriptor in {other, number}:
+            os.close(descriptor)
+
+
 @pytest.mark.parametrize("target", ["torchrun", "rank 1"] if FULL else ["torchrun"])
 def test_sigterm_under_torchrun(tmp_path, target):
     """Whoever gets it, both ranks save and end; torchrun waits for them."""

@@ -1,5 +1,6 @@
 """Storage that is out of reach, wrong, slow or full of faults; nothing stays behind."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -79,7 +80,7 @@ def test_storage_that_never_answers(server, proxy):
     assert_fails(findings, *NETWORK)
     # By the client's own limit, or by that around it, which comes first on a busy machine.
     for name in NETWORK:
-        assert findings[name].found in ("no answer within 2 s", "no answer within 3 s")
+        assert re.search(r"no answer within [23] s", findings[name].found)
 
 
 def test_sample_that_never_comes(server, proxy):

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from src.config import CHAPTER
+from src.config import CHAPTER, parse_config
+from src.lightning_settings import LightningSettings
 
 FILE = CHAPTER / "train_requeue.sbatch"
 # Stands in for the training: writes down how it was called, and ends as the test says.
@@ -84,9 +85,18 @@ def test_interrupted_job_goes_on_as_the_same_run(tmp_path):
     assert len(cluster.calls) == 3
     assert len(set(cluster.calls)) == 1  # each part asks for the same
     assert "--trainer.run_name slurm-4711 --trainer.resume_policy auto" in cluster.calls[0]
-    assert "--trainer.num_nodes 2 --trainer.devices 4" in cluster.calls[0]
-    assert cluster.calls[0].endswith("--data.batch_size 64")
+    assert "--data.batch_size 64" in cluster.calls[0]
     assert "requeued: restart 2 of at most 20" in parts[1].stdout
+
+
+def test_config_file_overrides_the_name_and_not_the_size(tmp_path):
+    """The real training's file has a name of its own, and devices: 8; this job has 2 x 4."""
+    cluster = Cluster(tmp_path, "0")
+    cluster.run("-c", str(CHAPTER / "config" / "real.yaml"))
+    config, _ = parse_config("", cluster.calls[0].split(), settings=LightningSettings)
+    assert (config.trainer.num_nodes, config.trainer.devices) == (2, 4)
+    assert config.trainer.run_name == "real"
+    assert config.trainer.resume_policy == "auto"
 
 
 @pytest.mark.parametrize("code", [0, 1, 130, 137])
@@ -110,7 +120,7 @@ def test_refused_requeue_says_how_to_go_on(tmp_path):
     cluster = Cluster(tmp_path, "143")
     part = cluster.start("--data.batch_size", "64", SCONTROL_CODE="1")
     assert part.returncode == 143
-    command = "sbatch train_requeue.sbatch --trainer.run_name slurm-4711 --data.batch_size 64"
+    command = "sbatch train_requeue.sbatch --data.batch_size 64 --trainer.run_name slurm-4711"
     assert command in part.stderr
 
 

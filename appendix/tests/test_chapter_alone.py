@@ -1,12 +1,12 @@
 """A chapter's folder, copied somewhere else, has all that its command needs."""
 
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
 from measure import ROOT
+from terminal import readers_environment
 
 COMMANDS = {
     "0_setup": "pytorch_train.py",
@@ -33,12 +33,10 @@ def test_a_chapter_alone_trains(chapter, tmp_path):
         if (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / name)
-    unwanted = ("EMBEDDED_S3_FOLDER", "PYTHONPATH")
-    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     done = subprocess.run(
         [sys.executable, COMMANDS[chapter], "--trainer.max_steps=2"],
         cwd=tmp_path / chapter,
-        env=environment | {"WANDB_MODE": "disabled"},
+        env=readers_environment() | {"WANDB_MODE": "disabled"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,8 +1,10 @@
 """The walk through the READMEs: what it runs, where, and what it says of what fails."""
 
 import json
+import re
 import subprocess
 
+import psutil
 import pytest
 import terminal
 import walk
@@ -28,12 +30,13 @@ test -e greeting.txt
    ```
 """
 SERVER = """
-import time
+import sys, time
 print("ready", flush=True)
 try:
-    time.sleep(60)
+    time.sleep(600)
 except KeyboardInterrupt:
-    open("stopped", "w").close()
+    sys.exit(0)
+sys.exit(7)
 """
 
 
@@ -53,7 +56,7 @@ def book(tmp_path):
     for words in (
         ["init", "-q"],
         ["add", "-A"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all", "--no-gpg-sign"],
     ):
         subprocess.run(["git", *words], cwd=root, check=True)
     return root
@@ -88,6 +91,40 @@ def test_a_command_that_does_not_end(book, monkeypatch):
     todo = [walk.Step("0_first/README.md", "sleep 60"), walk.Step("0_first/README.md", "true")]
     with walk.fresh_clone(book) as clone:
         assert [made["code"] for made in walk.walk(clone, todo)] == [None]
+
+
+# Its child has a session of its own, as torchrun's ranks have.
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_running(tmp_path, monkeypatch):
+    """Neither by a server that ignores Ctrl-C nor by a command that takes too long."""
+    monkeypatch.setattr(terminal, "PATIENCE", 0.2)
+    monkeypatch.setattr(terminal, "LIMIT", 5.0)
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    log = tmp_path / "log.txt"
+    background = terminal.Background("python3 stubborn.py", tmp_path, log)
+    assert background.wait_for("child")
+    assert background.stop() is None
+    shell = terminal.Terminal(log)
+    assert shell.run("python3 stubborn.py", tmp_path) is None
+    shell.close()
+    children = [int(number) for number in re.findall(r"child (\d+)", log.read_text())]
+    assert len(children) == 2
+    for child in children:
+        assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_a_server_that_ends_by_itself(tmp_path):
+    background = terminal.Background("bash -c 'exit 3'", tmp_path, tmp_path / "log.txt")
+    assert not background.wait_for("ready")
+    assert background.stop() == 3
 
 
 def test_a_mark_without_a_command(book):
