@@ -120,7 +120,8 @@ class CloudFolder:
         retrying = Retrying(
             retry=retry_if_exception(may_pass),
             stop=is_last,
-            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_PAUSE),
+            # An attempt costs the training some milliseconds of the processor; outages are long.
+            wait=wait_random_exponential(multiplier=1.0, max=LONGEST_PAUSE),
             sleep=lambda pause: time.sleep(min(pause, max(0.0, deadline - time.monotonic()))),
             reraise=True,
         )
