@@ -15,6 +15,7 @@ replaced. A profiler takes time itself: timing_benchmark.py says how long a step
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ from src.lightning_errors import one_line_errors
 from src.lightning_settings import quiet
 from trace_summary import summarise_trace
 
+UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 SKIPPED = 3  # batches before the trace begins: the first ones are not like the others
 
 
@@ -46,7 +48,7 @@ def make_profiler(name: str, folder: Path, batches: int) -> Profiler:
         return AdvancedProfiler(**place, line_count_restriction=30)
     schedule = torch.profiler.schedule(wait=SKIPPED - 1, warmup=1, active=batches, repeat=1)
     return PyTorchProfiler(
-        **place, row_limit=30, schedule=schedule, record_shapes=True, profile_memory=True
+        **place, row_limit=100, schedule=schedule, record_shapes=True, profile_memory=True
     )
 
 
@@ -102,9 +104,40 @@ def tell(name: str, folder: Path) -> None:
         print(f"{name}: {os.path.relpath(path)}")
         if name == "simple":
             print("\n".join(path.read_text().splitlines()[:20]))
+        if name == "advanced":
+            print(training_step(path.read_text()))
+        if name == "pytorch" and path.suffix == ".txt":
+            print(allocations(path.read_text()))
         if path.name.endswith(".pt.trace.json"):
             print(summarise_trace(path))
             print("to look at it: https://ui.perfetto.dev, Open trace file (or chrome://tracing)")
+
+
+def training_step(report: str, most: int = 9) -> str:
+    """The functions of the training step that take the longest, from the advanced report."""
+    _, _, found = report.partition(".training_step\n")
+    lines = [line for line in found.splitlines() if line.strip()]
+    return "\n".join([f"training_step:{lines[0]}", *lines[3 : 4 + most]]) if lines else ""
+
+
+def allocations(report: str, most: int = 5) -> str:
+    """The operators that allocate the most, from the table of PyTorch's profiler."""
+    rows = [re.split(r"\s{2,}", line.strip()) for line in report.splitlines()]
+    header = next((row for row in rows if row[0] == "Name"), [])
+    kind = "Self CUDA Mem" if "Self CUDA Mem" in header else "Self CPU Mem"
+    if kind not in header:
+        return ""
+    table = [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
+    operators = [row for row in table if row["Name"].startswith("aten::")]
+
+    def size(row: dict[str, str]) -> float:
+        number, unit = row[kind].split()
+        return float(number) * UNITS[unit]
+
+    lines = [f"{'allocated':>12}{'calls':>8}  name"]
+    for row in sorted(filter(size, operators), key=size, reverse=True)[:most]:
+        lines.append(f"{row[kind]:>12}{row['# of Calls']:>8}  {row['Name']}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

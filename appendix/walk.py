@@ -165,6 +165,21 @@ def run(root: Path, names: list[str]) -> int:
     return failed
 
 
+def table() -> list[str]:
+    """The lines of a table of what is in the record, for appendix/README.md."""
+    record = json.loads((ROOT / "appendix" / "walk.json").read_text())
+    listed, lines = steps(ROOT), ["| text | commands | run as printed | minutes | on |"]
+    lines.append("|---|---|---|---|---|")
+    for readme, made in record.items():
+        mine = [step for step in listed if step.readme == readme]
+        as_printed = [step for step in mine if step.is_run and "instead" not in step.mark]
+        minutes = sum(command["seconds"] for command in made["commands"]) / 60
+        machine = f"{made['hardware']['processor']}, {made['hardware']['cores']} cores"
+        counts = f"{len(mine)} | {len(as_printed)} | {minutes:.0f}"
+        lines.append(f"| [{readme}](../{readme}) | {counts} | {machine} |")
+    return lines
+
+
 def main() -> int:
     """The exit code is 1 if a command failed."""
     parser = argparse.ArgumentParser(

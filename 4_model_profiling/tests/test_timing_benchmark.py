@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,8 @@ def test_profilers_of_an_own_module(config):
         assert len([name for name in names if name.endswith(".pt.trace.json")]) == 1
     assert "operators: busy" in printed
     assert "https://ui.perfetto.dev" in printed
+    assert "cumtime" in printed  # the advanced one's, and PyTorch's own table
+    assert re.search(r"allocated +calls +name\n +[\d.]+ [KM]?B +\d+  aten::", printed)
     assert "run_training_epoch" in (logs / "fit-simple_profiler_output.txt").read_text()
     assert "own_training.py" in (logs / "fit-advanced_profiler_output.txt").read_text()
     (trace,) = logs.glob("*.pt.trace.json")

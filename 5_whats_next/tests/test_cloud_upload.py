@@ -1,64 +1,26 @@
-"""CloudUploadCallback against a real S3 server: what arrives, in which order, and what does not."""
+"""Uploads to a real S3 server: what arrives, in which order, and what does not."""
 
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from src.callbacks import CloudUploadCallback
-from src.checkpoint_files import identify, save_durably
+from src.checkpoint_files import identify
 from src.cloud_folder import CloudFolder, etag, full_url
 from src.cloud_run import CloudRun, fetch, read_copies
 from src.data.cloud_errors import CloudError
 from src.data.cloud_store import SILENCE
 from src.data.s3_proxy import Fault
 from src.errors import UserError
-from src.uploader import Uploader
 
-from tests.cloud_runs import copies, latest, objects
+from tests.cloud_runs import copies, latest, objects, save, upload, writer
 from tests.cloud_runs import path as path  # fixtures
+from tests.cloud_runs import run as run
 from tests.cloud_server import files
 from tests.cloud_server import proxy as proxy
 from tests.cloud_server import server as server
-from tests.lightning_runs import (
-    assert_same_lightning_run,
-    call_lightning,
-    run_cli,
-    shared_reference,
-)
-from tests.lightning_runs import train_lightning as train
 
 GOES_TOGETHER = ["last", "metrics"]  # config.yaml stays as it is
-
-
-@pytest.fixture
-def run(tmp_path) -> Path:
-    """A run's folder, with one step's checkpoint."""
-    folder = tmp_path / "run"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml").write_text("a: 1\n")
-    (folder / "metrics.csv").write_text("step\n1\n")
-    save(folder, 1)
-    return folder
-
-
-def save(run: Path, step: int, name: str = "last.ckpt") -> Path:
-    path = run / "checkpoints" / name
-    save_durably({"global_step": step, "weights": torch.full((9000,), float(step))}, path, step)
-    return path
-
-
-def writer(path: str, run_id: str = "one", keep: int = 2) -> CloudRun:
-    copy = CloudRun(CloudFolder(path), run_id, keep)
-    copy.claim()
-    return copy
-
-
-def upload(copy: CloudRun, run: Path, step: int, name: str = "last.ckpt") -> None:
-    with (run / "metrics.csv").open("a") as file:
-        file.write(f"{step}\n")
-    path = save(run, step, name)
-    copy.save(path, identify(path, name, step, []), run, 20.0)
 
 
 def test_object_first_then_the_list_then_the_deletions(proxy, path, run):
@@ -159,36 +121,6 @@ def test_what_arrives_damaged_never_counts(proxy, path, run, monkeypatch):
     assert copies(path) == [("last.ckpt", 1)]
 
 
-def offered(copy: CloudRun, run: Path, path: Path, step: int) -> Uploader:
-    """What becomes of a file that is offered."""
-    uploader = Uploader(copy, run, 20.0)
-    uploader.offer(path, step)
-    uploader.flush(60)
-    uploader.close()
-    return uploader
-
-
-def test_what_is_damaged_on_the_disk_is_not_uploaded(server, path, run):
-    """Nor is that tried again: it would not mend it."""
-    file = save(run, 2)
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    uploader = offered(writer(path), run, file, 2)
-    assert uploader.problem == "last.ckpt is damaged on this disk, and is not uploaded"
-    assert (uploader.failures, copies(path)) == (0, [])
-
-
-def test_half_a_file_of_another_writer_is_not_uploaded(server, path, run):
-    """Without a manifest, as with Lightning's own CheckpointIO; its step is the training's."""
-    whole = run / "checkpoints" / "last.ckpt"
-    (run / "checkpoints" / "manifest.json").unlink()
-    copy = writer(path)
-    offered(copy, run, whole, 4)
-    half = run / "checkpoints" / "half.ckpt"
-    half.write_bytes(whole.read_bytes()[:5000])
-    assert "half.ckpt is not whole" in offered(copy, run, half, 5).problem
-    assert copies(path) == [("last.ckpt", 4)]
-
-
 @pytest.mark.parametrize("size", [1000, 40 * 2**20], ids=["one piece", "parts"])
 def test_the_etag_is_computed_as_s3_does(server, path, tmp_path, size):
     file = tmp_path / "file"
@@ -250,124 +182,6 @@ def test_the_process_that_took_over_is_the_one_that_writes(server, path, run):
     assert copies(path)[0] == ("last.ckpt", 5)
 
 
-def test_the_newest_wins_and_the_queue_is_bounded(server, path, run, monkeypatch):
-    """While one upload takes its time, a hundred checkpoints come; one of them is next."""
-    copy = writer(path)
-    begun, go_on = threading.Event(), threading.Event()
-    original = copy.save
-
-    def slow(*arguments):
-        begun.set()
-        assert go_on.wait(60)
-        return original(*arguments)
-
-    monkeypatch.setattr(copy, "save", slow)
-    uploader = Uploader(copy, run, 20.0)
-    uploader.offer(run / "checkpoints" / "last.ckpt", 1)
-    assert begun.wait(60)
-    for step in range(2, 102):
-        uploader.offer(save(run, step), step)
-        assert len(list((run / "checkpoints" / ".uploads").iterdir())) <= 2
-    go_on.set()
-    assert uploader.flush(60)
-    assert copies(path) == [("last.ckpt", 101), ("last.ckpt", 1)]
-    assert uploader.superseded == 99
-    uploader.close()
-    assert not (run / "checkpoints" / ".uploads").exists()
-
-
-def test_an_outage_ends_and_the_newest_arrives(proxy, path, run):
-    copy = writer(path)
-    uploader = Uploader(copy, run, 0.5)
-    proxy.faults.append(Fault("reset", times=None))
-    uploader.offer(run / "checkpoints" / "last.ckpt", 1)
-    with uploader.changed:
-        assert uploader.changed.wait_for(lambda: uploader.failures, 60)
-    uploader.offer(save(run, 2), 2)
-    proxy.faults.clear()
-    assert uploader.flush(60)
-    uploader.close()
-    assert copies(path)[0] == ("last.ckpt", 2)
-
-
-@pytest.fixture
-def reference(tmp_path_factory):
-    return shared_reference(tmp_path_factory.getbasetemp())
-
-
-def test_lost_machine(monkeypatch, server, path, tmp_path, reference, capsys):
-    """Trained to step 6, the folder gone, on from the cloud alone: the same bits."""
-    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
-    assert train(monkeypatch, tmp_path, "--trainer.max_steps=6", *settings) == 0
-    assert "last.ckpt of step 6 is there" in capsys.readouterr().out
-    (tmp_path / "run").rename(tmp_path / "lost")
-    resume = [f"--resume={path}/run", f"--trainer.output_dir={tmp_path}", "--trainer.max_steps=-1"]
-    assert call_lightning(monkeypatch, *resume) == 0
-    assert "downloaded last-000000006" in capsys.readouterr().out
-    assert_same_lightning_run(reference, tmp_path / "run")
-    assert copies(path + "/run")[0] == ("last.ckpt", 12)
-
-
-def test_another_place_keeps_the_best_score(monkeypatch, server, path, tmp_path):
-    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
-    assert train(monkeypatch, tmp_path, "--trainer.max_steps=6", *settings) == 0
-    other = tmp_path / "elsewhere"
-    assert call_lightning(monkeypatch, f"--resume={path}/run", f"--trainer.output_dir={other}") == 0
-    states = torch.load(other / "run/checkpoints/last.ckpt", weights_only=True)["callbacks"]
-    best = next(state for name, state in states.items() if "val_loss" in name)
-    assert best["dirpath"] == str(other / "run" / "checkpoints")
-    assert best["best_model_score"] is not None
-
-
-def test_policies(monkeypatch, server, path, tmp_path, reference):
-    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
-    must, never = "--trainer.resume_policy=must", "--trainer.resume_policy=never"
-    with pytest.raises(UserError, match="must, but the run run has no checkpoint"):
-        train(monkeypatch, tmp_path, must, *settings)
-    assert not (tmp_path / "run").exists()
-    assert train(monkeypatch, tmp_path, "--trainer.max_steps=3", never, *settings) == 0
-    with pytest.raises(UserError, match="never, but the run run has a checkpoint"):
-        train(monkeypatch, tmp_path, never, *settings)
-    assert train(monkeypatch, tmp_path, "--trainer.max_steps=7", must, *settings) == 0
-    assert train(monkeypatch, tmp_path, *settings) == 0
-    assert_same_lightning_run(reference, tmp_path / "run")
-
-
-def test_a_storage_that_cannot_be_written_is_found_out_at_once(monkeypatch, server, tmp_path, path):
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(UserError, match=r"access denied: .* \(writing probe-"):
-        train(monkeypatch, tmp_path, f"--trainer.cloud_storage_path={path}")
-    assert not any(tmp_path.glob("run_*"))
-
-
-def test_what_is_not_in_the_cloud_at_the_end(monkeypatch, proxy, path, tmp_path, capsys):
-    """The storage fails when the training has begun: it goes on, and the exit code tells."""
-    from src.model.lightning_module import AutoencoderModule
-
-    original = AutoencoderModule.training_step
-    monkeypatch.setattr("src.callbacks.CloudUploadCallback.finish", finish_soon)
-
-    def fails_from_step_two(module, *arguments):
-        if module.global_step == 2 and not proxy.faults:
-            proxy.faults.append(Fault("reset", times=None))
-        return original(module, *arguments)
-
-    monkeypatch.setattr(AutoencoderModule, "training_step", fails_from_step_two)
-    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
-    assert train(monkeypatch, tmp_path, *settings) == 1
-    printed = capsys.readouterr()
-    assert "last.ckpt of step 12 is NOT there" in printed.out
-    assert "error: not in the cloud: best.ckpt, last.ckpt; on this disk:" in printed.err
-    assert (tmp_path / "run" / "summary.json").exists()
-
-
-finish = CloudUploadCallback.finish
-
-
-def finish_soon(callback: CloudUploadCallback, trainer, seconds: float) -> None:
-    finish(callback, trainer, min(seconds, 1.0))
-
-
 BAD = [
     (["upload_interval=0"], "upload_interval: 0 is too small"),
     (["cloud_storage_path=ftp://x/y"], "is no address of filesystem s3"),
@@ -404,11 +218,3 @@ def test_a_local_folder_is_a_cloud_as_well(run, tmp_path):
         upload(copy, run, step)
     assert [c.step for c in read_copies(copy.folder)] == [3, 2]
     assert not list((tmp_path / "nas").glob("*.part"))
-
-
-def test_the_command_line_goes_on_from_the_cloud(monkeypatch, server, path, tmp_path, reference):
-    """LightningCLI, with the address as --ckpt_path."""
-    settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
-    assert train(monkeypatch, tmp_path / "first", "--trainer.max_steps=6", *settings) == 0
-    assert run_cli(monkeypatch, "fit", tmp_path, f"--ckpt_path={path}/run") == 0
-    assert_same_lightning_run(reference, tmp_path / "run")

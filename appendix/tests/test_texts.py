@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ READMES = sorted(path for place in PLACES for path in ROOT.glob(place))
 CHAPTERS = sorted(ROOT.glob("[0-9]_*"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+INLINE = re.compile(r"`(uv run [^`]+)`")
 
 
 def name(path: Path) -> str:
@@ -34,6 +36,27 @@ def test_generated_blocks_are_fresh(readme):
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
 def test_measurements_belong_to_this_code(chapter):
     assert measure.stale(chapter) == [], f"run: appendix/measure.py {chapter.name} --again"
+
+
+def test_spelling():
+    """Of texts, code, settings and job files."""
+    kinds = (
+        "*.md",
+        "*.py",
+        "*.yaml",
+        "*.yml",
+        "*.toml",
+        "*.sbatch",
+        "*.env.example",
+        "*Dockerfile",
+    )
+    listed = subprocess.run(
+        ["git", "ls-files", *kinds], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = [name for name in listed.stdout.split() if (ROOT / name).exists()]
+    command = [sys.executable, "-m", "codespell_lib", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_picture_of_the_whole_way_is_fresh():
@@ -121,13 +144,14 @@ def train_commands(chapter: Path) -> list[tuple[str, list[str]]]:
     """Scripts and arguments of the chapter's README; the root's are chapter 0's."""
     found = []
     readmes = [chapter / "README.md", *([ROOT / "README.md"] if chapter == CHAPTERS[0] else [])]
-    for block in (block for readme in readmes for block in COMMAND.findall(readme.read_text())):
+    blocks = [block for readme in readmes for block in COMMAND.findall(readme.read_text())]
+    for block in blocks + INLINE.findall(readmes[0].read_text()):
         for line in block.replace("\\\n", " ").splitlines():
             words = line.partition("  #")[0]
             match = TRAIN_COMMAND.search(words)
             if match and "unittest" not in words:
                 script, arguments = match[1].removesuffix(".py"), words[match.end() :]
-                found.append((script, arguments.removeprefix(".py").split()))
+                found.append((script, shlex.split(arguments.removeprefix(".py"))))
     return found
 
 
@@ -148,6 +172,29 @@ def test_train_commands_are_understood(chapter):
         check=False,
     )
     assert done.stdout.split() == ["ok"] * len(commands), done.stderr
+
+
+@pytest.mark.parametrize("readme", READMES, ids=name)
+def test_commands_inside_of_sentences(readme):
+    """Their scripts are there and have the options, as far as one can see without running them."""
+    folders = [readme.parent, ROOT]
+    if readme.parent in (ROOT, ROOT / "appendix"):  # they say in words which chapter is meant
+        folders += CHAPTERS
+    for command in INLINE.findall(readme.read_text()):
+        words = shlex.split(command)
+        for word in words:
+            if re.fullmatch(r"[\w./]+\.(py|yaml)", word) and not word.startswith("mine"):
+                assert any((folder / word).exists() for folder in folders), command
+        script = next((word for word in words if word.endswith(".py")), "")
+        found = [folder / script for folder in folders if script and (folder / script).is_file()]
+        if not found or "pytest" in words or TRAIN_COMMAND.search(command):
+            continue
+        code = "".join(path.read_text() for path in found[0].parent.glob("*.py"))
+        for option in words[words.index(script) :]:
+            if option.startswith("--") and "." not in option and option != "--help":
+                key = option[2:].partition("=")[0]
+                there = f'"--{key}"' in code or re.search(rf"\b{key.replace('-', '_')}:", code)
+                assert there, f"{command}: {option}"
 
 
 def test_no_address_of_a_package_index():

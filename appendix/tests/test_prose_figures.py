@@ -1,0 +1,112 @@
+"""Figures inside of sentences: each is what the records say, or the sentence has to be changed."""
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from measure import ROOT
+
+THREE, FOUR, FIVE = "3_data_pipeline", "4_model_profiling", "5_whats_next"
+
+
+def record(chapter: str, name: str) -> dict:
+    return json.loads((ROOT / chapter / "results" / f"{name}.json").read_text())
+
+
+def cells(chapter: str, name: str, row: str, title: str = "") -> list[float]:
+    """The first number of each cell of a row, in the table below the line ``title``."""
+    printed = record(chapter, name)["stdout"]
+    printed = printed[printed.index(title) :]
+    line = next(
+        line for line in printed.splitlines() if re.match(rf"{re.escape(row)}\s{{2,}}", line)
+    )
+    found = (re.match(r"[\d,.]+", cell) for cell in re.split(r"\s{2,}", line.strip())[1:])
+    return [float(number[0].replace(",", "")) for number in found if number]
+
+
+def rmse(chapter: str) -> float:
+    scores = record(chapter, "default")["summary"]["validation"]["masked autoencoder"]
+    return scores["rmse_surface_temperature"]
+
+
+def ladder(row: str) -> float:
+    """Times as many samples per second as chapter 2's reader."""
+    first, mine = (cells(THREE, "ladder_30ms", name)[2] for name in ("window by window", row))
+    return mine / first
+
+
+def shares(row: str, of: str, title: str) -> list[int]:
+    """Per cent of another row, for each delay."""
+    pairs = zip(cells(THREE, "peers", row, title), cells(THREE, "peers", of, title), strict=True)
+    return [round(100 * mine / other) for mine, other in pairs]
+
+
+def shuffle(row: str, column: int) -> float:
+    """As a share of the random order's."""
+    ours, random = (cells(THREE, "shuffle_quality", name)[column] for name in (row, "random"))
+    return ours / random
+
+
+AFTER, EPOCH = "samples/s after the first batch", "samples/s of a cold epoch"
+CLAIMS: list[tuple[str, str, Callable[[], bool]]] = [
+    (
+        THREE,
+        "two hundred times as fast, and seven hundred times from a disk cache",
+        lambda: (
+            200 < ladder("packed, cache of 256 MB") < 300
+            and 680 < ladder("packed, cache on disk") < 780
+        ),
+    ),
+    (
+        THREE,
+        "Its loss is nearly three times as high",
+        lambda: 2.6 < shuffle("1 stream, buffer of 1", 3) < 3,
+    ),
+    (
+        THREE,
+        "are close to random, and take a fifth of the requests",
+        lambda: (
+            0.17 < shuffle("4 streams, buffer of 4", 0) < 0.23
+            and shuffle("4 streams, buffer of 4", 3) < 1.05
+        ),
+    ),
+    (
+        THREE,
+        "delivers at least 86 % of what raw GETs of its objects do",
+        lambda: min(shares("FastDataset", "raw GETs", AFTER)) == 86,
+    ),
+    (
+        THREE,
+        "with 71 to 82 % of the raw GETs of its objects",
+        lambda: (
+            (
+                (found := shares("ChunkStream", "raw GETs of months", EPOCH))
+                and (min(found), max(found))
+            )
+            == (71, 82)
+        ),
+    ),
+    (
+        FOUR,
+        "the scores at the end of both default runs by less than 1 %",
+        lambda: abs(rmse(FOUR) / rmse(THREE) - 1) < 0.01,
+    ),
+    (
+        FIVE,
+        "The constant rate is ahead",
+        lambda: "% better than cosine" in record(FIVE, "schedule")["stdout"],
+    ),
+    (
+        FIVE,
+        "an epoch of the default config, 156 steps",
+        lambda: record(FIVE, "default")["summary"]["step"] == 4 * 156,
+    ),
+]
+
+
+@pytest.mark.parametrize(("chapter", "phrase", "holds"), CLAIMS, ids=[one[1] for one in CLAIMS])
+def test_figures_in_sentences(chapter, phrase, holds):
+    text = " ".join((ROOT / chapter / "README.md").read_text().split())
+    assert phrase in text
+    assert holds(), phrase
