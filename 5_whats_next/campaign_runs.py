@@ -20,7 +20,6 @@ from src.cloud_folder import CloudFolder
 from src.cloud_run import LATEST, read_copies
 from src.data.s3_proxy import Fault, FaultyProxy
 from src.data.s3_server import connect, disconnect
-from zarr.core.sync import sync
 
 CHAPTER = Path(__file__).resolve().parent
 TRAINING = [
@@ -223,8 +222,9 @@ def copy_in_cloud(path: str, other: str) -> bool:
     """Copy what a run has there, if it has a checkpoint; whether it has."""
     if not read_copies(CloudFolder(f"{path}/run")):
         return False
-    fs = CloudFolder(path).fs
-    sync(fs._copy(f"{path}/run", f"{other}/run", recursive=True))
+    folder = CloudFolder(path)  # tries again, as a busy machine's server may not answer in time
+    there = f"{other}/run"
+    folder.insist("copying", 60.0, lambda: folder.fs._copy(f"{path}/run", there, recursive=True))
     return True
 
 
