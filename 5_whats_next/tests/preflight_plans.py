@@ -68,5 +68,6 @@ def left_behind() -> list[str]:
 
 def assert_fails(findings: dict[str, Finding], *names: str) -> None:
     """These and no others."""
-    assert [name for name, finding in findings.items() if finding.state == "not ok"] == list(names)
+    found = {name: one.found for name, one in findings.items() if one.state == "not ok"}
+    assert list(found) == list(names), found
     assert all(findings[name].todo for name in names), findings

@@ -86,7 +86,8 @@ def test_storage_that_never_answers(server, proxy):
 def test_sample_that_never_comes(server, proxy):
     """The store opens, its chunks do not come; the reader's own patience is longer."""
     proxy.faults.append(Fault("stall", "GET", "/a/c/", times=None))
-    findings = checked("--data.dataset.patience=600", limit=3.0)
+    # Long enough for a busy machine to open the store.
+    findings = checked("--data.dataset.patience=600", limit=8.0)
     assert_fails(findings, "sample")
     assert "no answer within" in findings["sample"].found
 
