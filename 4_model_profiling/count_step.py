@@ -10,7 +10,6 @@ by. The model FLOPs utilisation (MFU) is the step's FLOP/s as a share of the mat
 
 import sys
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from kept_memory import kept_bytes
@@ -18,89 +17,13 @@ from machine_speed import copy_speed, matrix_product, seconds
 from src.config import parse_config
 from src.device import choose_device, describe_device
 from src.errors import one_line_errors
+from src.model.lean_decoder import LeanDecoder
 from src.model.pytorch_model import MaskedAutoencoder, Output
 from src.model.transformer import Attention
 from src.optim import make_optimizer
+from step_formulas import Sizes, activation_bytes, moved_bytes, step_flops
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-
-
-class Sizes(NamedTuple):
-    """What the formulas need: tokens, widths, depths."""
-
-    batch: int
-    tokens: int  # N, patches of a sample
-    visible: int  # K, of them
-    patch: int  # P, values in a patch
-    dim: int  # D
-    depth: int
-    heads: int
-    decoder_dim: int  # E
-    decoder_depth: int
-    decoder_heads: int
-    recompute: bool = False  # activation checkpointing
-
-
-def block_flops(tokens: int, dim: int) -> float:
-    """A transformer block, forward, for one sample.
-
-    The linear maps: 3 for queries, keys and values, 1 for the output, 4 and 4 in the MLP, each
-    2 x tokens x dim^2. Attention: scores and weighted sum, each 2 x tokens^2 x dim.
-    """
-    return 2 * tokens * dim**2 * (3 + 1 + 4 + 4) + attention_flops(tokens, dim)
-
-
-def attention_flops(tokens: int, dim: int) -> float:
-    return 2 * 2 * tokens**2 * dim
-
-
-def step_flops(s: Sizes) -> tuple[float, float]:
-    """FLOPs of a forward pass and of a training step, by formula.
-
-    The gradients take twice the forward pass: once for the weights, once for the inputs. The first
-    map's inputs need none. Fused attention computes its scores again instead of keeping them: 2.5
-    times instead of twice. Activation checkpointing computes the blocks a second time, but for the
-    last map of each, whose output no gradient needs.
-    """
-    embed = 2 * s.visible * 2 * s.patch * s.dim  # each patch comes with what of it is valid
-    encoder = s.depth * block_flops(s.visible, s.dim)
-    decoder = s.decoder_depth * block_flops(s.tokens, s.decoder_dim)
-    ends = 2 * s.visible * s.dim * s.decoder_dim + 2 * s.tokens * s.decoder_dim * s.patch
-    forward = embed + encoder + decoder + ends
-    again = s.depth * attention_flops(s.visible, s.dim)
-    again += s.decoder_depth * attention_flops(s.tokens, s.decoder_dim)
-    last = s.depth * 2 * s.visible * 4 * s.dim**2
-    last += s.decoder_depth * 2 * s.tokens * 4 * s.decoder_dim**2
-    blocks = (encoder + decoder - last) * s.recompute
-    return s.batch * forward, s.batch * (3 * forward - embed + again / 2 + blocks)
-
-
-def block_floats(tokens: int, dim: int, heads: int) -> float:
-    """What a block keeps of one sample for its gradients, in numbers.
-
-    Per token: the inputs of both norms, of the four linear maps and of the GELU (2 + 1 + 1 + 1 + 4
-    + 4 widths), queries, keys and values (3), and for each norm a mean and a deviation, for each
-    head a sum of exponentials.
-    """
-    return tokens * (dim * (2 + 1 + 1 + 1 + 4 + 4 + 3) + 4 + heads)
-
-
-def activation_bytes(s: Sizes) -> float:
-    """What a forward pass keeps for the gradients, by formula.
-
-    Outside the blocks: the patches, the inputs of both last norms, of the decoder's map and of the
-    head, the tokens before they are put in order, the errors and which of them count (a byte each).
-    With activation checkpointing a block keeps its input only.
-    """
-    ends: float = s.visible * (2 * s.patch + 2 * s.dim)
-    ends += s.tokens * (3 * s.decoder_dim + s.patch + s.patch / 4)
-    blocks: float
-    if s.recompute:
-        blocks = s.depth * s.visible * s.dim + s.decoder_depth * s.tokens * s.decoder_dim
-    else:
-        blocks = s.depth * block_floats(s.visible, s.dim, s.heads)
-        blocks += s.decoder_depth * block_floats(s.tokens, s.decoder_dim, s.decoder_heads)
-    return 4 * s.batch * (ends + blocks)
 
 
 def sizes_of(model: MaskedAutoencoder, batch: int) -> Sizes:
@@ -119,6 +42,7 @@ def sizes_of(model: MaskedAutoencoder, batch: int) -> Sizes:
         decoder_depth=len(decoder.blocks),
         decoder_heads=heads_of(decoder.blocks),
         recompute=encoder.recompute,
+        lean=isinstance(decoder, LeanDecoder),
     )
 
 
@@ -143,13 +67,6 @@ def counted_flops(model: MaskedAutoencoder, x: Tensor, index: Tensor) -> tuple[f
         forward = counter.get_total_flops()
         loss.backward()
     return forward, counter.get_total_flops()
-
-
-def moved_bytes(s: Sizes, parameters: int) -> float:
-    """The least that a step moves: what is kept is written and read; weights are read twice,
-    gradients written, read and cleared; AdamW reads and writes weights and its two averages.
-    """
-    return 2 * activation_bytes(s) + 4 * parameters * (2 + 3 + 6)
 
 
 def main() -> int:

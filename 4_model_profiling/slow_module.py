@@ -18,11 +18,9 @@ from torch import Tensor
 class ExplicitAttention(Attention):
     """Attention as the formula has it: the matrix of all scores (B, A, N, N) is in memory."""
 
-    def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
-        """See Attention.forward."""
-        q, k, v = rearrange(
-            self.qkv(x), "b n (three a d) -> three b a n d", three=3, a=self.num_heads
-        )
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, attend: Tensor | None = None) -> Tensor:
+        """See Attention.attention."""
+        q, k, v = (rearrange(x, "b n (a d) -> b a n d", a=self.num_heads) for x in (q, k, v))
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         if attend is not None:
             scores = scores.masked_fill(~attend[:, None, None, :], float("-inf"))

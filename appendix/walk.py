@@ -2,6 +2,7 @@
 
   uv run python appendix/walk.py                 all of them, in reading order: about two hours
   uv run python appendix/walk.py 0_setup appendix    these READMEs
+  uv run python appendix/walk.py --rest          what is new or changed, or has failed
   uv run python appendix/walk.py --list          which are run, and which are not, and why
 
 The clone has what is committed, an environment of its own, and nothing else. appendix/walk.yaml
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,8 +138,12 @@ def walk(clone: Path, todo: list[Step]) -> Iterator[dict[str, Any]]:
             background.stop()
 
 
-def run(root: Path, names: list[str]) -> int:
-    """Walk, print a line for each command, and keep the record; how many commands failed."""
+def run(root: Path, names: list[str], rest: bool = False) -> int:
+    """Walk, print a line for each command, and keep the record; how many commands failed.
+
+    ``rest`` leaves out programs that the record has already, with the exit code that they shall
+    have. What sets the shell up (cd, variables) is run all the same.
+    """
     record_file = root / "appendix" / "walk.json"
     record = json.loads(record_file.read_text()) if record_file.exists() else {}
     chosen = [step for step in steps(root) if not names or Path(step.readme).parts[0] in names]
@@ -146,23 +151,39 @@ def run(root: Path, names: list[str]) -> int:
     with fresh_clone(root) as clone:
         for readme in dict.fromkeys(step.readme for step in chosen):
             mine = [step for step in chosen if step.readme == readme and step.is_run]
+            before = record.get(readme, {}).get("commands", [])
+            ran = {row["command"]: row for row in before if rest}
+            todo = [step for step in mine if not is_done(step, ran)]
+            if not any(is_program(step) for step in todo):
+                continue
             print(f"== {readme}", flush=True)
-            ran = []
-            for step, made in zip(mine, walk(clone, mine), strict=False):
+            for step, made in zip(todo, walk(clone, todo), strict=False):
                 wrong = made["code"] != step.mark.get("code", 0)
                 failed += wrong
                 state = f"exit code {made['code']}" if wrong else "ok"
                 print(f"{made['seconds']:7.1f} s  {state:12} {step.command}", flush=True)
                 if wrong:
                     print("\n".join(made["log"].splitlines()[-20:]))
-                ran.append({name: made[name] for name in ("command", "seconds", "code")})
-            record[readme] = {"hardware": hardware(), "versions": versions(), "commands": ran}
+                ran[step.command] = {name: made[name] for name in ("command", "seconds", "code")}
+            rows = [ran[step.command] for step in mine if step.command in ran]
+            record[readme] = {"hardware": hardware(), "versions": versions(), "commands": rows}
             order = [path.relative_to(root).as_posix() for path in readmes(root)]
             record = {name: record[name] for name in order if name in record}
             temporary = record_file.with_suffix(".tmp")
             temporary.write_text(json.dumps(record, indent=1) + "\n")
             temporary.replace(record_file)
     return failed
+
+
+def is_program(step: Step) -> bool:
+    """Whether the command does more than to set up the shell."""
+    return not re.match(r"(cd|set|export) |\w+=\S*\(", step.command)
+
+
+def is_done(step: Step, ran: Mapping[str, Any]) -> bool:
+    """Whether the program has run, and as it shall."""
+    row = ran.get(step.command)
+    return is_program(step) and row is not None and row["code"] == step.mark.get("code", 0)
 
 
 def table() -> list[str]:
@@ -188,6 +209,9 @@ def main() -> int:
     known = sorted({path.relative_to(ROOT).parts[0] for path in readmes(ROOT)})
     parser.add_argument("names", nargs="*", help=f"of: {', '.join(known)}; all if none is given")
     parser.add_argument("--list", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--rest", action="store_true", help="only what is not in the record, or failed there"
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in known]:
         parser.error(f"{', '.join(unknown)}: allowed: {', '.join(known)}")
@@ -201,7 +225,7 @@ def main() -> int:
     # it starts, unless it says otherwise.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return 1 if run(ROOT, given.names) else 0
+        return 1 if run(ROOT, given.names, given.rest) else 0
     except KeyboardInterrupt:
         print("stopped; the READMEs that were complete are in walk.json")
         return 130

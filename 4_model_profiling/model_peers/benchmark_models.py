@@ -135,7 +135,7 @@ def main() -> int:
 def table(runners: dict[str, Runner]) -> str:
     """The table for people; ratios to the reference, where it is among them."""
     reference = runners.get(REFERENCE) or next(iter(runners.values()))
-    head = f"{'':<26}{'parameters':>11}{'step ms':>9}{'faster':>8}{'forward ms':>12}{'faster':>8}"
+    head = f"{'':<29}{'parameters':>11}{'step ms':>9}{'faster':>8}{'forward ms':>12}{'faster':>8}"
     lines = [f"{head}{'kept MB':>9}{'ratio':>7}"]
     base = reference.kept()
     for name, runner in runners.items():
@@ -146,7 +146,7 @@ def table(runners: dict[str, Runner]) -> str:
             cells += f"{1e3 * median(own):>{width}.2f}{ratio:>7.2f}x"
         kept = runner.kept()
         lines.append(
-            f"{name:<26}{runner.parameters:>11,}{cells}{kept / 1e6:>9.1f}{kept / base:>7.2f}"
+            f"{name:<29}{runner.parameters:>11,}{cells}{kept / 1e6:>9.1f}{kept / base:>7.2f}"
         )
     return "\n".join(lines)
 

@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
     loss: Callable[[Tensor], Tensor]
 
 
-def ours(s: Size, compile: bool) -> Candidate:
+def ours(s: Size, compile: bool, lean: bool = False) -> Candidate:
     """This chapter's model; an image is a field of one time."""
     model = MaskedAutoencoder(
         sample_shape=(s.channels, 1, s.size, s.size),
@@ -61,6 +61,7 @@ def ours(s: Size, compile: bool) -> Candidate:
         decoder_depth=s.decoder_depth,
         decoder_num_heads=s.decoder_heads,
         compile=compile,
+        lean_decoder=lean,
     )
     epochs = itertools.count()
 
@@ -106,6 +107,8 @@ def canonical(s: Size) -> Candidate:
 
 
 CANDIDATES: dict[str, Callable[[Size], Candidate]] = {
+    "this chapter, lean, compiled": lambda s: ours(s, compile=True, lean=True),
+    "this chapter, lean": lambda s: ours(s, compile=False, lean=True),
     "this chapter, compiled": lambda s: ours(s, compile=True),
     "this chapter": lambda s: ours(s, compile=False),
     "ViTMAE (sdpa)": lambda s: vitmae(s, "sdpa", compile=False),

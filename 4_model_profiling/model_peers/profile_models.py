@@ -50,12 +50,12 @@ def main() -> int:
     runners = make_runners(chosen)
     speed = matrix_product(next(iter(runners.values())).images.device)
     print(f"matrix product {speed / 1e9:,.0f} GFLOP/s in float32")
-    print(f"{'ms per step':<26}{'products':>10}{'attention':>11}{'else':>8}{'at most':>9}")
+    print(f"{'ms per step':<29}{'products':>10}{'attention':>11}{'else':>8}{'at most':>9}")
     for name, runner in runners.items():
         found = shares(runner, chosen.steps)
         most = sum(found.values()) / (found["products"] + found["attention"])
         print(
-            f"{name:<26}{found['products']:>10.2f}{found['attention']:>11.2f}"
+            f"{name:<29}{found['products']:>10.2f}{found['attention']:>11.2f}"
             f"{found['else']:>8.2f}{most:>8.2f}x"
         )
     return 0

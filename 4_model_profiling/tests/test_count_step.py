@@ -1,10 +1,11 @@
 """Counting: the formulas agree with what PyTorch counts, whatever the sizes."""
 
-import count_step
 import pytest
 import torch
+from count_step import counted_flops, loss_of, sizes_of
 from kept_memory import kept_bytes
 from src.model.pytorch_model import MaskedAutoencoder
+from step_formulas import activation_bytes, step_flops
 
 SHAPES = [
     ((1, 12, 16, 32), {}),
@@ -12,6 +13,10 @@ SHAPES = [
     ((2, 4, 16, 16), {"patch_size": (2, 2, 2), "decoder_embed_dim": 32, "decoder_depth": 1}),
     ((1, 1, 64, 64), {"patch_size": (1, 4, 4), "mask_ratio": 0.5, "num_heads": 2}),
     ((1, 12, 16, 32), {"activation_checkpointing": True, "depth": 6, "decoder_depth": 4}),
+    ((1, 12, 16, 32), {"lean_decoder": True}),
+    ((1, 12, 16, 32), {"lean_decoder": True, "decoder_depth": 1}),
+    ((3, 1, 32, 32), {"lean_decoder": True, "patch_size": (1, 4, 4), "decoder_depth": 4}),
+    ((1, 12, 16, 32), {"lean_decoder": True, "activation_checkpointing": True, "decoder_depth": 3}),
 ]
 
 
@@ -24,16 +29,14 @@ def work(request):
 
 def test_flops(work):
     model, x, index = work
-    formula = count_step.step_flops(count_step.sizes_of(model, len(x)))
-    assert formula == pytest.approx(count_step.counted_flops(model, x, index), rel=0.05)
+    formula = step_flops(sizes_of(model, len(x)))
+    assert formula == pytest.approx(counted_flops(model, x, index), rel=1e-3)
 
 
 def test_memory_kept_for_the_gradients(work):
     model, x, index = work
-    kept = kept_bytes(lambda: count_step.loss_of(model(x, index, 0)), model.parameters())
-    assert count_step.activation_bytes(count_step.sizes_of(model, len(x))) == pytest.approx(
-        kept, rel=0.05
-    )
+    kept = kept_bytes(lambda: loss_of(model(x, index, 0)), model.parameters())
+    assert activation_bytes(sizes_of(model, len(x))) == pytest.approx(kept, rel=0.02)
 
 
 def test_kept_bytes_count_a_storage_once():

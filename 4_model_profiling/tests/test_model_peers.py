@@ -82,6 +82,7 @@ def test_ours_draws_new_masks_for_each_step():
         assert loss(images()) != loss(images())
     # No class token, but twice the inputs: values, and which are valid.
     assert parameters(model) == parameters(canonical(SMALL).model) - 16 + 48 * 16
+    assert parameters(ours(SMALL, compile=False, lean=True).model) == parameters(model)
 
 
 def test_table_of_known_times():

@@ -57,12 +57,12 @@ def test_no_rung_changes_a_loss(monkeypatch, tmp_path, capsys):
     )
     assert climb(monkeypatch, *SMALL, *words) == 0
     rows = json.loads((tmp_path / "results" / "ladder.json").read_text())["rows"]
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert all(row["loss_differs"] < 1e-4 for row in rows)
     losses = seen[0]["losses"]
     assert len(losses) == 51
     assert losses[-1] < 0.9 * losses[0]
-    assert [row["graphs"] for row in rows] == [0] * 6 + [1]
+    assert [row["graphs"] for row in rows] == [0] * 7 + [1]
     assert (tmp_path / "results" / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert "first version" in capsys.readouterr().out
 

@@ -173,6 +173,13 @@ class Preemption(StopAndSave):
         if told:
             self.stop(trainer)
 
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """A run that was complete already ends here, and without ``on_train_end``.
+
+        A signal that came meanwhile is dropped: there is nothing to save.
+        """
+        self.restore()
+
     def restore(self) -> None:
         self.over.set()
         self.safe.set()

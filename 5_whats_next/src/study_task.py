@@ -20,7 +20,7 @@ from torch import Tensor
 from src.errors import UserError
 from src.evaluation import SquaredError
 from src.model.lightning_module import AutoencoderModule, Batch
-from src.model.masking import Mask, random_mask
+from src.model.masking import Mask, random_mask, split
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 
@@ -64,13 +64,9 @@ class SharedTask:
         # Visible patches first, then hidden ones, then those without a value; a stable sort.
         ids_shuffle = torch.argsort(2 - 2 * visible.long() - hidden.long(), dim=1, stable=True)
         num_keep = coarse.ids_keep.shape[1] * (num_tokens // num_blocks)
-        slot = torch.arange(num_keep, device=valid.device)
-        return Mask(
-            ids_keep=ids_shuffle[:, :num_keep],
-            keep_valid=slot < visible.sum(dim=1, keepdim=True),
-            ids_restore=torch.argsort(ids_shuffle, dim=1),
-            hidden=hidden,
-        )
+        ids_restore = torch.argsort(ids_shuffle, dim=1)
+        num_visible = visible.sum(dim=1, keepdim=True)
+        return split(ids_shuffle, ids_restore, num_visible, num_keep, hidden)
 
     @contextmanager
     def given_to(self, model: MaskedAutoencoder) -> Iterator[None]:

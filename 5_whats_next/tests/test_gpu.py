@@ -81,11 +81,12 @@ def test_two_gpus_have_the_curve_of_one(one_gpu, tmp_path, strategy):
 
 
 @needs_gpu
-def test_the_step_waits_for_nothing():
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_step_waits_for_nothing(lean):
     """Forward and backward only fill the queue: no number comes back, none is copied there."""
     from src.model.pytorch_model import MaskedAutoencoder
 
-    model = MaskedAutoencoder((1, 4, 8, 8), (2, 4, 4)).cuda()
+    model = MaskedAutoencoder((1, 4, 8, 8), (2, 4, 4), lean_decoder=lean).cuda()
     x, index = torch.randn(4, 1, 4, 8, 8).cuda(), torch.arange(4).cuda()
     model(x, index, 0).squared_error.backward()  # libraries start here
     torch.cuda.set_sync_debug_mode("error")

@@ -41,7 +41,8 @@ def test_unknown_model_argument():
 def test_every_model_argument_is_kept():
     """In the checkpoint as well: what is not in hparams could not be loaded again."""
     values = {"mask_ratio": 0.5, "num_heads": 2, "decoder_depth": 1, "decoder_num_heads": 8}
-    values |= {"norm_pix_loss": True, "activation_checkpointing": True, "compile": True, **SMALL}
+    values |= {"norm_pix_loss": True, "activation_checkpointing": True, "compile": True}
+    values |= {"lean_decoder": True, **SMALL}
     module = AutoencoderModule(sample_shape=SHAPE, **values)
     assert set(values) == set(inspect.signature(MaskedAutoencoder).parameters) - {
         "sample_shape",

@@ -11,6 +11,7 @@ from tests.test_fast_model import needs_compiler
 TOLERANCE = 1e-5  # relative; only the order of the additions differs
 MEMORY = ["--data.dataset=OceanDataset"]
 PARTS = ["--trainer.micro_batches=2"]
+LEAN = "--model.lean_decoder=true"
 
 
 def difference(one, other) -> float:
@@ -56,6 +57,7 @@ def test_parts_that_make_no_sense(monkeypatch, tmp_path, parts):
 ON_RANKS = {
     "DDP": [*TWO, *PARTS],
     "fully sharded": ["--trainer.devices=2", "--trainer.strategy=fsdp", *PARTS],
+    "fully sharded, lean": ["--trainer.devices=2", "--trainer.strategy=fsdp", LEAN],
     "compiled": [*TWO, "--model.compile=true"],
 }
 

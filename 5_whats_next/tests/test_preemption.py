@@ -1,6 +1,7 @@
 """SIGTERM: to one process, to the group, to any rank, at any moment. Exit code 143 and no hang."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,3 +184,13 @@ def rank_one(process: subprocess.Popen) -> int:
 
     children = psutil.Process(process.pid).children()
     return next(c.pid for c in children if c.environ().get("LOCAL_RANK") == "1")
+
+
+def test_a_finished_run_gives_the_signals_back(monkeypatch, tmp_path, reference):
+    """It only reports again: no step begins, and no training ends."""
+    shutil.copytree(reference, tmp_path / "run_1")
+    before = signal.getsignal(signal.SIGTERM)
+    words = [f"--resume={tmp_path / 'run_1'}", f"--trainer.output_dir={tmp_path}"]
+    assert call_lightning(monkeypatch, *words) == 0
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert INTERRUPT.pipe == -1

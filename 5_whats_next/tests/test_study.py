@@ -11,7 +11,6 @@ import yaml
 from src.config import CHAPTER
 from src.interrupt import GracefulInterrupt
 from src.lightning_settings import quiet
-from src.patient_interrupt import INTERRUPT
 from src.study_report import Result, pooled_spread
 from src.study_run import Study
 from src.study_space import read_settings
@@ -19,13 +18,6 @@ from src.study_trial import Training, Watch, read_config, train
 
 from tests.lightning_runs import call_lightning
 from tests.study_runs import call, rows, whole_study, write_config
-
-
-@pytest.fixture(autouse=True)
-def no_signal(monkeypatch):
-    """A finished run that reported again in this process has left its handling of signals."""
-    signal.set_wakeup_fd(-1)
-    monkeypatch.setattr(INTERRUPT, "signal_number", 0)
 
 
 @pytest.fixture

@@ -54,3 +54,16 @@ def test_a_sample_does_not_depend_on_its_batch():
         whole, alone = model(x, index), model(x[1:2], index[1:2])
     assert whole.hidden[1:2].equal(alone.hidden)
     torch.testing.assert_close(whole.prediction[1:2], alone.prediction)
+
+
+def test_a_lean_decoder_has_the_same_score():
+    task, (x, index) = shared_task(SIZES, SHAPE[1:], 0.75), ocean()
+    found = []
+    for lean in (False, True):
+        torch.manual_seed(0)
+        model = MaskedAutoencoder(SHAPE, SIZES[0], lean_decoder=lean)
+        with task.given_to(model):
+            output = model(x, index)
+        found.append((output.squared_error, output.prediction[output.hidden]))
+    for whole, lean in zip(*found, strict=True):
+        torch.testing.assert_close(lean, whole)

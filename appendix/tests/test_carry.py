@@ -1,6 +1,5 @@
 """A change reaches all later copies, keeps what they have of their own, and loses nothing."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -19,35 +18,25 @@ def edited(text: str, **lines: str) -> str:
     return "".join(rows)
 
 
-def commit(root: Path) -> None:
-    words = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-qm", "all"]
-    subprocess.run(["git", "add", "."], cwd=root, check=True)
-    subprocess.run(words, cwd=root, check=True)
-
-
 @pytest.fixture
-def root(tmp_path, monkeypatch) -> Path:
+def root(repository, commit) -> Path:
     """Three committed chapters: the second has changed line 10, and the third line 12 as well."""
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)  # under a hook they name the repository that is tested
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    (tmp_path / "appendix").mkdir()
-    (tmp_path / "appendix/chapters.yaml").write_text(
+    (repository / "appendix").mkdir()
+    (repository / "appendix/chapters.yaml").write_text(
         "1_b: {changes: {f.py: ten}}\n"
         "2_c: {changes: {f.py: twelve}, leaves: {left.py: only before, bench/: only before}}\n"
     )
-    (tmp_path / ".gitignore").write_text("output/\n")
+    (repository / ".gitignore").write_text("output/\n")
     ten = edited(CODE, l10="ten in 1_b")
     for name, text in zip(CHAPTERS, (CODE, ten, edited(ten, l12="twelve in 2_c")), strict=True):
-        (tmp_path / name / "src").mkdir(parents=True)
-        (tmp_path / name / "f.py").write_text(text)
-        (tmp_path / name / "src/same.py").write_text(CODE)
-        (tmp_path / name / "README.md").write_text(name)
+        (repository / name / "src").mkdir(parents=True)
+        (repository / name / "f.py").write_text(text)
+        (repository / name / "src/same.py").write_text(CODE)
+        (repository / name / "README.md").write_text(name)
         if name != "2_c":
-            (tmp_path / name / "left.py").write_text(CODE)
-    commit(tmp_path)
-    return tmp_path
+            (repository / name / "left.py").write_text(CODE)
+    commit(repository)
+    return repository
 
 
 def texts(root: Path) -> dict[str, bytes]:
@@ -204,7 +193,7 @@ def test_a_copy_that_is_gone_is_not_brought_back(root, capsys):
     assert not (root / "1_b/f.py").exists()
 
 
-def test_modes(root, capsys):
+def test_modes(root, capsys, commit):
     (root / "0_a/f.py").chmod(0o755)
     (root / "1_b/src/same.py").chmod(0o755)
     commit(root)
@@ -217,7 +206,7 @@ def test_modes(root, capsys):
     assert (root / "2_c/src/same.py").stat().st_mode & 0o777 == 0o644
 
 
-def test_binary_files_and_links_are_not_merged(root, capsys):
+def test_binary_files_and_links_are_not_merged(root, capsys, commit):
     for name in CHAPTERS:
         (root / name / "data").write_bytes(b"\0one\n")
         (root / name / "link").symlink_to("src")

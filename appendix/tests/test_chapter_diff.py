@@ -33,20 +33,16 @@ PLAN = """\
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)  # under a hook they name the repository that is tested
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+def root(repository) -> Path:
     old = {"z.py": OLD, "a.py": "one\ntwo\n", "left.py": "gone\n", "same.py": "untouched\n"}
     new = {"z.py": NEW, "a.py": "two\n", "new.py": "fresh\n\n<b>lines\n", "same.py": "untouched\n"}
     for chapter, texts in (("0_a", old), ("1_b", new), ("2_c", new | {"a.py": "two\nthree\n"})):
-        (tmp_path / chapter).mkdir()
+        (repository / chapter).mkdir()
         for name, text in texts.items():
-            (tmp_path / chapter / name).write_text(text)
-    (tmp_path / "appendix").mkdir()
-    (tmp_path / LIST).write_text(PLAN)
-    return tmp_path
+            (repository / chapter / name).write_text(text)
+    (repository / "appendix").mkdir()
+    (repository / LIST).write_text(PLAN)
+    return repository
 
 
 class Page(HTMLParser):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 
 import psutil
 import pytest
@@ -41,9 +40,9 @@ sys.exit(7)
 
 
 @pytest.fixture
-def book(tmp_path):
+def book(repository, commit):
     """A repository with one chapter."""
-    root = tmp_path / "book"
+    root = repository
     (root / "0_first" / "src").mkdir(parents=True)
     (root / "0_first" / "src" / "__init__.py").touch()
     (root / "appendix").mkdir()
@@ -53,12 +52,7 @@ def book(tmp_path):
     (root / "appendix" / "walk.yaml").write_text(
         "0_first/README.md:\n  python3 server.py: {until: ready}\n"
     )
-    for words in (
-        ["init", "-q"],
-        ["add", "-A"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all", "--no-gpg-sign"],
-    ):
-        subprocess.run(["git", *words], cwd=root, check=True)
+    commit(root)
     return root
 
 
@@ -84,6 +78,23 @@ def test_as_printed_in_a_fresh_clone(book, capsys):
     assert [row["command"] for row in made["commands"]] == walk.commands(README)
     assert [row["code"] for row in made["commands"]] == [0, 0, 0, 0, 0, 127, 0]
     assert not (book / "0_first" / "greeting.txt").exists()
+
+
+def test_the_rest(book, commit, capsys):
+    """What is changed or has failed is run again, with the variables that it may need."""
+    walk.run(book, [])
+    capsys.readouterr()
+    text = README.replace("exit-code-of-nothing", 'test "$NAME" = reader')
+    (book / "0_first" / "README.md").write_text(text)
+    commit(book)
+    assert walk.run(book, [], rest=True) == 0
+    ran = re.findall(r"ok +(.*)", capsys.readouterr().out)
+    assert ran == ["cd 0_first", "NAME=$(echo reader)", 'test "$NAME" = reader']
+    made = json.loads((book / "appendix" / "walk.json").read_text())["0_first/README.md"]
+    assert [row["command"] for row in made["commands"]] == walk.commands(text)
+    assert {row["code"] for row in made["commands"]} == {0}
+    assert walk.run(book, [], rest=True) == 0
+    assert not capsys.readouterr().out
 
 
 def test_a_command_that_does_not_end(book, monkeypatch):

@@ -22,6 +22,7 @@ class Mask(NamedTuple):
 
     ids_keep: Tensor  # (B, K) patch numbers that go through the encoder
     keep_valid: Tensor  # (B, K) False for a slot that only pads a sample with much land
+    ids_hidden: Tensor  # (B, N - K) hidden patches, then some without a value; no visible one
     ids_restore: Tensor  # (B, N) slot of each patch in the shuffled order
     hidden: Tensor  # (B, N) True where a patch is to be reconstructed
 
@@ -75,9 +76,24 @@ def random_mask(
     num_keep = visible_of[num_tokens]
     slot = torch.arange(num_tokens, device=valid.device)
     shuffled_hidden = (slot >= num_visible[:, None]) & (slot < num_valid[:, None])
+    hidden = shuffled_hidden.gather(1, ids_restore)
+    return split(ids_shuffle, ids_restore, num_visible[:, None], num_keep, hidden)
+
+
+def split(
+    ids_shuffle: Tensor, ids_restore: Tensor, num_visible: Tensor, num_keep: int, hidden: Tensor
+) -> Mask:
+    """The mask of patches in the order ``ids_shuffle`` (B, N): visible, hidden, without a value.
+
+    ``num_visible`` (B, 1) of them are visible, in ``num_keep`` slots; ``hidden`` (B, N) are at most
+    as many as there are other slots.
+    """
+    num_tokens = ids_shuffle.shape[1]
+    slot = torch.arange(num_tokens, device=ids_shuffle.device)
     return Mask(
         ids_keep=ids_shuffle[:, :num_keep],
-        keep_valid=slot[:num_keep] < num_visible[:, None],
+        keep_valid=slot[:num_keep] < num_visible,
+        ids_hidden=ids_shuffle.gather(1, num_visible + slot[: num_tokens - num_keep]),
         ids_restore=ids_restore,
-        hidden=shuffled_hidden.gather(1, ids_restore),
+        hidden=hidden,
     )

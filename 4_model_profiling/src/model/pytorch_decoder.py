@@ -34,19 +34,27 @@ class Decoder(nn.Module):
         self.embed = nn.Linear(encoder_dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(dim))
         self.register_buffer("positions", sincos_positions(grid, dim), persistent=False)
-        self.blocks = nn.ModuleList(Block(dim, num_heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(kind(dim, num_heads) for kind in self.block_types(depth))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, patch_dim)
         self.apply(init_weights)
         nn.init.normal_(self.mask_token, std=0.02)
 
+    def block_types(self, depth: int) -> list[type[Block]]:
+        """Which blocks the decoder has, from the first to the last."""
+        return [Block] * depth
+
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
         """From the visible ``tokens`` (B, K, D) to predicted values (B, N, P) of all patches."""
-        # A slot that only pads may hold a hidden patch: without this, its values would leak.
-        visible = torch.where(mask.keep_valid[..., None], self.embed(tokens), self.mask_token)
+        visible = self.visible(tokens, mask)
         batch, num_tokens = mask.ids_restore.shape
         num_masked = num_tokens - visible.shape[1]
         shuffled = torch.cat([visible, self.mask_token.expand(batch, num_masked, -1)], dim=1)
         x = shuffled.gather(1, mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1]))
         x = run_blocks(self.blocks, x + self.positions, recompute=self.recompute)
         return self.head(self.norm(x))
+
+    def visible(self, tokens: Tensor, mask: Mask) -> Tensor:
+        """The visible ``tokens`` (B, K, D) in the decoder's width (B, K, E)."""
+        # A slot that only pads may hold a hidden patch: without this, its values would leak.
+        return torch.where(mask.keep_valid[..., None], self.embed(tokens), self.mask_token)

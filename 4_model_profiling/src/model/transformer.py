@@ -3,7 +3,7 @@
 Shapes: B batch, N tokens, D width, A attention heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
         """``attend`` (B, N) is False for tokens that nobody may look at."""
-        q, k, v = rearrange(
-            self.qkv(x), "b n (three a d) -> three b a n d", three=3, a=self.num_heads
-        )
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return self.attention(q, k, v, attend)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, attend: Tensor | None = None) -> Tensor:
+        """The queries ``q`` (B, M, D) over the keys and values (B, N, D), then the output map."""
+        q, k, v = (rearrange(x, "b n (a d) -> b a n d", a=self.num_heads) for x in (q, k, v))
         mask = None if attend is None else attend[:, None, None, :]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.proj(rearrange(x, "b a n d -> b n (a d)"))
@@ -47,20 +50,24 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def run_blocks(
-    blocks: nn.ModuleList, x: Tensor, attend: Tensor | None = None, recompute: bool = False
-) -> Tensor:
-    """Tokens (B, N, D) through all ``blocks``.
+def run_block(block: nn.Module, *inputs: Tensor | None, recompute: bool) -> Tensor:
+    """``block`` of its ``inputs``.
 
     ``recompute`` keeps only the input of each block for the gradients, and computes the rest a
     second time when they need it (activation checkpointing, https://arxiv.org/abs/1604.06174).
     """
+    if recompute and torch.is_grad_enabled():
+        # There is nothing random in a block, so no generator's state has to be kept.
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return block(*inputs)
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module], x: Tensor, attend: Tensor | None = None, recompute: bool = False
+) -> Tensor:
+    """Tokens (B, N, D) through all ``blocks``."""
     for block in blocks:
-        if recompute and torch.is_grad_enabled():
-            # There is nothing random in a block, so no generator's state has to be kept.
-            x = checkpoint(block, x, attend, use_reentrant=False, preserve_rng_state=False)
-        else:
-            x = block(x, attend)
+        x = run_block(block, x, attend, recompute=recompute)
     return x
 
 
