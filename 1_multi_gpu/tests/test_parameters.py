@@ -181,7 +181,7 @@ class TestRefused(unittest.TestCase):
             parse(*arguments)
         message = str(caught.exception)
         self.assertNotIn("\n", message)
-        self.assertLess(len(message), 800)
+        self.assertLess(len(message), 900)
         for part in expected:
             self.assertIn(part, message)
 
