@@ -4,6 +4,7 @@ import pytest
 import torch
 from count_step import counted_flops, loss_of, sizes_of
 from kept_memory import kept_bytes
+from model_peers.candidates import SIZES, ours
 from src.model.pytorch_model import MaskedAutoencoder
 from step_formulas import activation_bytes, step_flops
 
@@ -31,6 +32,15 @@ def test_flops(work):
     model, x, index = work
     formula = step_flops(sizes_of(model, len(x)))
     assert formula == pytest.approx(counted_flops(model, x, index), rel=1e-3)
+
+
+@pytest.mark.parametrize(("size", "share"), [("small", 1 / 7), ("tiny", 1 / 20)])
+def test_share_that_the_lean_decoder_leaves_out(size, share):
+    """The fractions that README.md names for the sizes of its comparison."""
+    shape = SIZES[size]
+    models = [ours(shape, compile=False, lean=lean).model for lean in (False, True)]
+    whole, lean = (step_flops(sizes_of(model, shape.batch))[1] for model in models)
+    assert 1 - lean / whole == pytest.approx(share, rel=0.15)
 
 
 def test_memory_kept_for_the_gradients(work):
