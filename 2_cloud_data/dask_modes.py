@@ -102,7 +102,7 @@ def measure(
     """
     if min(batch_size, batches, rounds, threads) < 1:
         raise UserError("batch_size, batches, rounds, threads: allowed: from 1")
-    if "DASK_SCHEDULER_ADDRESS" in os.environ:  # its processes may have read other things before
+    if os.environ.get("DASK_SCHEDULER_ADDRESS"):  # its processes may have read other things before
         raise UserError("DASK_SCHEDULER_ADDRESS: allowed here: not set; this measures its own")
     ways = {
         mode: Way(CloudDataset("train", url, dask=mode, dask_threads=threads), [], [])

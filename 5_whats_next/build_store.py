@@ -24,7 +24,7 @@ from src.data.cloud_fields import choose_variables, chunks_of, open_for_training
 from src.data.cloud_statistics import compute_statistics, write_statistics
 from src.data.cloud_store import open_store
 from src.data.cube import Cube
-from src.data.netcdf import OTHER_NAMES
+from src.data.netcdf import AXES, OTHER_NAMES
 from src.errors import UserError, one_line_errors
 
 # List prices of S3 Standard in us-east-1, https://aws.amazon.com/s3/pricing/
@@ -56,6 +56,8 @@ def netcdf(
 ) -> None:
     """Move NetCDF files, one after the other in time, to a Zarr store.
 
+    Only the variables and the coordinates of their axes are kept.
+
     Args:
         files: NetCDF files; any number, with the same grid.
         url: where to.
@@ -66,9 +68,19 @@ def netcdf(
         threads: chunks that are read and written at the same time.
         overwrite: replace what is there.
     """
+    check_blocks(chunk, shard)
     try:
-        fields = xr.open_mfdataset(files, combine="nested", concat_dim="time", join="exact")
-        fields = fields[variables]
+        fields = xr.open_mfdataset(
+            files,
+            combine="nested",
+            concat_dim="time",
+            join="exact",
+            data_vars="all",
+            coords="minimal",
+            compat="override",
+        )
+        # A file may have other coordinates than its axes, such as when a field was computed.
+        fields = fields[variables].reset_coords(drop=True)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"files: cannot read them together: {str(error).splitlines()[0]}"
@@ -76,6 +88,9 @@ def netcdf(
     fields = fields.rename(
         {old: new for old, new in OTHER_NAMES.items() if old in fields.variables}
     )
+    # Files have blocks of their own, often one month each; an object is written from one block.
+    blocks = dict(zip(AXES, shard or chunk, strict=True))
+    fields = fields.chunk({axis: blocks[axis] for axis in AXES if axis in fields.dims})
     fields = fields.assign_attrs(source=", ".join(files))
     build(url, fields, train_months, chunk, shard, threads, overwrite)
 
@@ -111,6 +126,7 @@ def cube(
         raise UserError(f"months, height, width: {[months, height, width]}; allowed: from 1")
     if not 0 <= seed < 2**26:
         raise UserError(f"seed: {seed}; allowed: 0 to {2**26 - 1}")
+    check_blocks(chunk, shard)
     fields = Cube(months, height, width, seed).fields(shard or chunk)
     period = train_months or (0, max(1, months * 4 // 5 // 12 * 12))
     build(url, fields, period, chunk, shard, threads, overwrite)
@@ -156,6 +172,12 @@ def statistics(
     print(f"wrote the statistics of {url} to {output or url}")
 
 
+def check_blocks(chunk: Shape, shard: Shape | None) -> None:
+    """Raise UserError unless both have a size on every axis."""
+    if min(*chunk, *(shard or chunk)) < 1:
+        raise UserError(f"chunk, shard: {[*chunk]}, {shard and [*shard]}; allowed: from 1")
+
+
 def build(
     url: str,
     fields: xr.Dataset,
@@ -166,8 +188,6 @@ def build(
     overwrite: bool,
 ) -> None:
     """Say how much it will be, then write it."""
-    if min(*chunk, *(shard or chunk)) < 1:
-        raise UserError(f"chunk, shard: {[*chunk]}, {shard and [*shard]}; allowed: from 1")
     number, size = objects_of(fields, chunk, shard)
     monthly, once = size / 1e9 * DOLLARS_PER_GB_MONTH, number / 1000 * DOLLARS_PER_1000_PUTS
     print(f"{', '.join(map(str, fields.data_vars))}: {dict(fields.sizes)}")

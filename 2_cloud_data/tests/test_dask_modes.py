@@ -42,3 +42,13 @@ def test_other_samples_are_found(url, monkeypatch):
     monkeypatch.setattr(CloudDataset, "__getitems__", shifted)
     with pytest.raises(UserError, match="do not read the same samples"):
         dask_modes.measure(url, batch_size=1, batches=1, rounds=1)
+
+
+def test_a_cluster_of_somebody_else(url, monkeypatch):
+    """Its processes may have read other things before; an empty variable names none."""
+    monkeypatch.setattr(dask_modes, "get_args", lambda _: ("none",))
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "")
+    dask_modes.measure(url, batch_size=1, batches=1, rounds=1)
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:1")
+    with pytest.raises(UserError, match="DASK_SCHEDULER_ADDRESS: allowed here: not set"):
+        dask_modes.measure(url, batch_size=1, batches=1, rounds=1)

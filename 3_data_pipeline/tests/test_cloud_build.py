@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import build_store as build_store_command
+import iris_sample_data
 import numpy as np
 import pytest
 import xarray as xr
@@ -259,9 +260,24 @@ def test_netcdf_files_move_to_zarr(monkeypatch, tmp_path, netcdf, capsys):
     assert ours[5][0].nan_to_num(1).equal(theirs[5][0].nan_to_num(1))
 
 
+def test_a_file_with_blocks_and_coordinates_of_its_own(monkeypatch, tmp_path, capsys):
+    """Met Office's sample, which README.md moves: a month a block, and a coordinate of no axis."""
+    file, url = f"{iris_sample_data.path}/ostia_monthly.nc", str(tmp_path / "store")
+    names, months = "--variables=[surface_temperature]", "--train_months=[0,30]"
+    run(monkeypatch, "netcdf", f"--files=[{file}]", f"--url={url}", names, months)
+    assert "in 35 objects" in capsys.readouterr().out
+    moved = xr.open_zarr(url, consolidated=False)
+    assert set(moved.coords) == {"time", "lat", "lon"}
+    with xr.open_dataset(file) as fields:
+        values = fields["surface_temperature"].values
+    np.testing.assert_array_equal(moved["surface_temperature"].values, values)
+    assert len(dataset(url, train_months=(0, 30), val_months=(42, 54)))
+
+
 WRONG = {
     "no file": (["--files=[nowhere.nc]"], "files: cannot read them together: "),
     "no variable": (["--variables=[x]"], "files: cannot read them together: "),
+    "no chunk": (["--chunk=[0,4,7]"], r"chunk, shard: \[0, 4, 7\], None; allowed: from 1"),
     "shard": (["--chunk=[5,4,7]", "--shard=[9,8,7]"], r"\[9, 8, 7\] is no multiple of the chunk"),
     "key": (["--chunks=[5,4,7]"], "unrecognized arguments: --chunks"),
     "type": (["--threads=many"], '"threads": Expected a <class .int.>'),
