@@ -13,7 +13,6 @@ LONGER = {
     "src/cloud_folder.py": 270,  # what is asked of a storage, in one place
     "src/cloud_run.py": 270,  # and what is kept there of a run
     "appendix/check_environment.py": 255,  # a function for each requirement
-    "tests/test_cloud_build.py": 300,
     "tests/test_api_access.py": 255,
     "appendix/tests/test_carry.py": 300,
     "appendix/tests/test_chapter_diff.py": 270,
