@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.lightning_runs import OCEAN, call_lightning
 from tests.runs import rows
-from tests.test_fast_model import needs_compiler
 from tests.test_micro_batches import LEAN, difference
 
 SHAPE = (1, 12, 16, 32)
@@ -106,19 +105,3 @@ def test_training_has_the_same_curve(monkeypatch, tmp_path):
     ]
     assert scores[0]
     assert scores[1] == pytest.approx(scores[0], rel=1e-4)
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_compiled_it_has_the_same_gradients():
-    torch.compiler.reset()
-    x, index = fields_with_land(), torch.arange(8)
-    whole, lean = model_of(), model_of(lean_decoder=True, compile=True)
-    for epoch in (0, 1, None):
-        outputs = whole(x, index, epoch), lean(x, index, epoch)
-        torch.testing.assert_close(outputs[1].squared_error, outputs[0].squared_error)
-        for model, output in zip((whole, lean), outputs, strict=True):
-            model.zero_grad()
-            (output.squared_error / output.valid_count).backward()
-        for one, other in zip(whole.parameters(), lean.parameters(), strict=True):
-            torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-5)

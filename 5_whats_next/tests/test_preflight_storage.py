@@ -62,7 +62,8 @@ def test_storage_out_of_reach(server, monkeypatch, case):
     environment, found, todo = FAULTS[case]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    findings = checked(limit=5.0)
+    # The answer comes by itself, on a busy machine after more than the command's five seconds.
+    findings = checked(limit=60.0)
     assert_fails(findings, *NETWORK)
     assert found in findings["data"].found
     assert found in findings["write"].found
