@@ -12,6 +12,7 @@ too, and
 """
 
 import os
+import signal
 import sys
 from collections.abc import Generator
 from functools import cache
@@ -25,6 +26,8 @@ sys.path.append(str(ROOT / "appendix"))
 
 from reach import reach  # noqa: E402  it is found by the line above
 
+# What a shell starts in the background ignores Ctrl-C, and so do all its children: tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two processes run tests on what may be two cores; tests compare runs with the same threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
