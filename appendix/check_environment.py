@@ -1,9 +1,10 @@
 """Is this machine ready for the book? A line for each requirement: OK, or what to do.
 
   uv run python appendix/check_environment.py
+  python3 appendix/check_environment.py          if the packages cannot be installed
 
-Exit code 1 if something has to be done before chapter 0 can run. A warning is about what only a
-later chapter needs. It changes nothing, needs no network, and leaves nothing behind.
+Exit code 1 if something has to be done: the book cannot be run to its end without it. A warning is
+about what can be done without. It changes nothing, needs no network, and leaves nothing behind.
 """
 
 import argparse
@@ -15,13 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (3, 11)
+DASK_HANGS = (3, 11, 12)  # in older ones, while its profiler looks at threads
 MEMORY = 4.0  # GB: two processes of a default run, and the S3 server
 DISK = 3.0  # GB: the stores that the chapters build, and a few runs
 SHARED = 0.5  # GB of /dev/shm: batches that eight loader processes hand over
@@ -36,7 +37,7 @@ class Finding:
 
     found: str
     todo: str = ""
-    needed: bool = True  # else only a later chapter asks for it
+    needed: bool = True  # else there is a way around it
 
     @property
     def verdict(self) -> str:
@@ -44,13 +45,19 @@ class Finding:
 
 
 def python() -> Finding:
-    found, wanted = (".".join(map(str, version)) for version in (sys.version_info[:3], PYTHON))
-    todo = f"install Python {wanted} or newer: uv python install {wanted}"
-    return Finding(found, "" if sys.version_info >= PYTHON else todo)
+    """New enough, and without a fault that stops dask's cluster: CPython's issue 106883."""
+    versions = (sys.version_info[:3], PYTHON, DASK_HANGS)
+    found, wanted, fixed = (".".join(map(str, version)) for version in versions)
+    if sys.version_info < PYTHON:
+        return Finding(found, f"install Python {wanted} or newer: uv python install {wanted}")
+    todo = f"your own dask clusters can stop for ever: Python {fixed}, or see chapter 2 on dask"
+    return Finding(found, todo if sys.version_info < DASK_HANGS else "", needed=False)
 
 
 def packages() -> Finding:
     """The installed versions against those that pyproject.toml asks for."""
+    import tomllib  # an older Python has none, and shall be told its version first
+
     sync = f"uv sync, in {ROOT.name}"
     try:
         from packaging.requirements import Requirement

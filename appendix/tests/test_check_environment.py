@@ -1,5 +1,6 @@
 """The environment check: each line fails when its fault is there, and says what to do."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def full_disk(*_: object, **__: object) -> Usage:
 
 def fake(name: str, value: object) -> object:
     """A change of the machine, for one test."""
-    return lambda patch, _: patch.setattr(name, value)
+    return lambda patch, _: patch.setattr(name, value, raising=False)  # not all systems have all
 
 
 def old_torch(patch: pytest.MonkeyPatch, _: Path) -> None:
@@ -50,12 +51,19 @@ def driver_without_device(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr(check, "driver", lambda: "470.1")
 
 
+def full_shared_memory(patch: pytest.MonkeyPatch, _: Path) -> None:
+    patch.setattr("pathlib.Path.is_dir", lambda _: True)
+    patch.setattr("shutil.disk_usage", full_disk)
+
+
 def few_files(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr("resource.getrlimit", lambda _: (256, 4096))
 
 
 FAULTS = [
     ("Python", fake("sys.version_info", (3, 10, 1)), "not ok", "3.10.1", "Python 3.11"),
+    ("Python", fake("sys.version_info", (3, 11, 11)), "warning", "3.11.11", "Python 3.11.12"),
+    ("Python", fake("sys.version_info", (3, 11, 12)), "OK", "3.11.12", ""),
     ("packages", old_torch, "not ok", "torch is 1.0, not >=2", "uv sync"),
     ("processor", fake("os.sched_getaffinity", lambda _: {0}), "warning", "1 cores", "one core"),
     (
@@ -68,7 +76,7 @@ FAULTS = [
     ("GPU", driver_without_device, "warning", "driver 470.1, but PyTorch", "update the driver"),
     ("disk", fake("shutil.disk_usage", full_disk), "not ok", "0.0 GB free", "make room"),
     ("disk", fake("tempfile.TemporaryFile", no_connection), "not ok", "denied", "right to write"),
-    ("shared memory", fake("shutil.disk_usage", full_disk), "warning", "0.0 GB", "--shm-size"),
+    ("shared memory", full_shared_memory, "warning", "0.0 GB", "--shm-size"),
     ("ports", fake("socket.create_server", no_connection), "not ok", "denied", "listen on 127"),
     (
         "ports",
@@ -134,6 +142,18 @@ def test_it_runs_without_the_packages():
     assert done.returncode == 1
     assert "not ok   packages" in done.stdout
     assert not done.stderr
+
+
+def test_an_old_python_is_told_so(tmp_path):
+    """It has no module tomllib, so the check may not ask for one before it has said this."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.version_info = (3, 10, 1, 'final', 0)\nsys.modules['tomllib'] = None\n"
+    )
+    command = [sys.executable, str(Path(check.__file__))]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "not ok   Python         3.10.1" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_nothing_listens_afterwards():
