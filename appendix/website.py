@@ -36,8 +36,11 @@ TOCTREE = "\n```{{toctree}}\n:hidden:\n:maxdepth: 2\n\n{}\n```\n"
 
 def documents(root: Path) -> list[str]:
     """The Markdown pages of the book, in reading order."""
-    folders = [*chapters.chapters(root), "appendix"]
-    found = ["README.md", *(f"{folder}/README.md" for folder in folders)]
+    found = ["README.md"]
+    for folder in [*chapters.chapters(root), "appendix"]:
+        inside = [name for name in chapters.files(root, folder) if name.endswith("/README.md")]
+        found += [f"{folder}/{name}" for name in ("README.md", *inside)]
+    found.append("CONTRIBUTING.md")
     return [path for path in found if (root / path).is_file()]
 
 
@@ -52,14 +55,16 @@ def markdown(root: Path, path: str, known: list[str]) -> str:
     text = website_text.strip_markers((root / path).read_text(encoding="utf-8"))
     text = website_text.rewrite(path, text, known)
     folder = path.rpartition("/")[0]
-    if not folder:
-        menu = [website_text.document(one) for one in known if one != path]
+    if path == "README.md":
+        menu = [website_text.document(one) for one in known if one != path and one.count("/") < 2]
         return text + TOCTREE.format("\n".join(menu))
     if folder not in chapters.chapters(root)[1:]:
         return text
     old = chapters.before(root, folder)
     text = introduced(text, f"[What this chapter changes, side by side](changes.md), since {old}.")
-    return text + TOCTREE.format("changes")
+    inside = [one.removeprefix(f"{folder}/") for one in known if one.startswith(f"{folder}/")]
+    menu = [website_text.document(one) for one in inside if one != "README.md"]
+    return text + TOCTREE.format("\n".join(["changes", *menu]))
 
 
 def changes(root: Path, chapter: str) -> str:

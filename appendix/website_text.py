@@ -26,8 +26,8 @@ def strip_markers(text: str) -> str:
 
 def document(path: str) -> str:
     """Where the site keeps a Markdown page of the repository, without its ending."""
-    folder = posixpath.dirname(path)
-    return posixpath.join(folder, "index")
+    folder, name = posixpath.split(posixpath.splitext(path)[0])
+    return posixpath.join(folder, "index" if name == "README" else name.lower())
 
 
 def source(path: str) -> str:

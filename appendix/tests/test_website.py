@@ -18,7 +18,13 @@ PACKAGES = ("sphinx", "myst_parser", "pydata_sphinx_theme")
 needs_sphinx = pytest.mark.skipif(
     not all(map(find_spec, PACKAGES)), reason="needs: uv run --group website"
 )
-DOCUMENTS = ["README.md", "0_a/README.md", "1_b/README.md"]
+DOCUMENTS = [
+    "README.md",
+    "0_a/README.md",
+    "1_b/README.md",
+    "1_b/peers/README.md",
+    "CONTRIBUTING.md",
+]
 
 
 # ---- texts
@@ -30,6 +36,8 @@ DOCUMENTS = ["README.md", "0_a/README.md", "1_b/README.md"]
         ("README.md", "[a](0_a/README.md)", "[a](0_a/index.md)"),
         ("1_b/README.md", "[a](../0_a/README.md#run-it)", "[a](../0_a/index.md#run-it)"),
         ("1_b/README.md", "[b](README.md#x)", "[b](index.md#x)"),
+        ("1_b/README.md", "[p](peers/README.md)", "[p](peers/index.md)"),
+        ("README.md", "[c](CONTRIBUTING.md#x)", "[c](contributing.md#x)"),
         ("1_b/README.md", "[`x`](src/x.py#L3)", '<a href="src/x.py.html#L3">`x`</a>'),
         ("1_b/README.md", "[x](../0_a/y.py), z", '<a href="../0_a/y.py.html">x</a>, z'),
         ("1_b/README.md", "[e](.env.example)", '<a href="dot.env.example.html">e</a>'),
@@ -86,6 +94,16 @@ def test_what_is_wrong_with_pages_is_found(tmp_path):
 
 # ---- a small repository
 
+LISTED = """
+1_b:
+  adds:
+    peers/: others
+  changes:
+    x.py: adds
+  leaves:
+    tests/: gone
+"""
+
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
@@ -98,7 +116,9 @@ def root(tmp_path, monkeypatch) -> Path:
         "0_a/tests/test_x.py": "assert 3\n",
         "1_b/README.md": "# Second\n\n[back](../0_a/README.md)\n",
         "1_b/x.py": "1\nvalue = 3\n",
-        "appendix/chapters.yaml": "1_b:\n  changes:\n    x.py: adds\n  leaves:\n    tests/: gone\n",
+        "1_b/peers/README.md": "# Others\n\n[back](../README.md)\n",
+        "CONTRIBUTING.md": "# Contributing\n",
+        "appendix/chapters.yaml": LISTED,
     }
     root = tmp_path / "repository"
     for name, text in texts.items():
@@ -115,8 +135,10 @@ def test_gathers_texts_pictures_files_and_differences(root, tmp_path):
     website.gather(root, tmp_path / "source")
     found = {path.relative_to(tmp_path / "source") for path in (tmp_path / "source").rglob("*.*")}
     expected = "index.md 0_a/index.md 0_a/results/map.png 1_b/index.md 1_b/changes.md site.json"
+    expected += " 1_b/peers/index.md contributing.md"
     assert found == set(map(Path, expected.split()))
-    assert "0_a/index\n1_b/index\n" in (tmp_path / "source/index.md").read_text()
+    assert "0_a/index\n1_b/index\ncontributing\n" in (tmp_path / "source/index.md").read_text()
+    assert "changes\npeers/index\n" in (tmp_path / "source/1_b/index.md").read_text()
     assert "[What this chapter" not in (tmp_path / "source/0_a/index.md").read_text()
     assert "(changes.md)" in (tmp_path / "source/1_b/index.md").read_text()
     change = (tmp_path / "source/1_b/changes.md").read_text()
@@ -164,7 +186,7 @@ def test_removes_nothing_but_a_site(root, tmp_path):
 def test_a_small_site_and_a_second_one_in_its_place(root, tmp_path, capsys):
     place = tmp_path / "site"
     assert website.main(["--output", str(place)], root) == 0
-    assert "wrote 8 pages" in capsys.readouterr().out
+    assert "wrote 10 pages" in capsys.readouterr().out
     assert website.main(["--output", str(place), "--repository", "https://a.example/b"], root) == 0
     assert 'href="https://a.example/b"' in (place / "index.html").read_text()
     # What is wrong is told, and the site stays.
