@@ -7,6 +7,8 @@ finds a run there that has taken one step.
 """
 
 import contextlib
+import errno
+import functools
 import importlib
 import io
 import json
@@ -63,6 +65,7 @@ def main() -> None:
     # The text shows the answers of a machine with two cores and no GPU, wherever it is made.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.cpu_count = lambda: 2
+    importlib.import_module("torch").backends.mps.is_available = functools.cache(lambda: False)
     user_error = importlib.import_module("src.errors").UserError
     for given in json.loads(sys.argv[1]):
         with occupied(given) as words, begun_run(words) as (command, folder):
@@ -70,6 +73,7 @@ def main() -> None:
                 call(command)
             except user_error as error:
                 line = str(error).replace(f"{folder}/run_1", RUN)
+                line = line.replace(f"[Errno {errno.EADDRINUSE}]", "[Errno 98]")  # Linux's number
                 print(line.replace(f"{Path.cwd()}/", ""))  # the text is read on other machines
             else:
                 raise SystemExit(f"not refused: {given}")
