@@ -193,5 +193,4 @@ def verdict(rounds: list[tuple[Settings, list[Run]]]) -> str:
         return f"{busy}; {middle(after, 'busy'):.1%}, {middle(after):.0f} samples/s as recommended"
     if 1 / middle(before, "busy") - 1 <= LEAST:
         return f"{busy}; nothing to gain: the model does not wait"
-    limit = max(LEAST, noise(before))
-    return f"{busy}; nothing to gain: no other settings were faster by more than {limit:.0%}"
+    return f"{busy}; nothing to gain: no other settings were faster by more than the repeats differ"
