@@ -28,7 +28,7 @@ from reach import reach  # noqa: E402  it is found by the line above
 
 # What a shell starts in the background ignores Ctrl-C, and so do all its children: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Two processes run tests on what may be two cores; tests compare runs with the same threads.
+# Several processes run tests on what may be two cores; tests compare runs with the same threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
