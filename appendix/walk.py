@@ -11,6 +11,7 @@ with the READMEs. A command that fails is shown with the end of its output, and 
 """
 
 import argparse
+import datetime
 import json
 import re
 import shutil
@@ -29,14 +30,14 @@ import yaml
 from measure import ROOT, hardware, versions
 from terminal import Background, Terminal
 
-BLOCK = re.compile(r"^( *)```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-PLACES = (
-    "README.md",
-    "[0-9]_*/README.md",
-    "[0-9]_*/*/README.md",
-    "appendix/README.md",
-    "CONTRIBUTING.md",
+# Blocks of bash, other blocks, what cog made of measurements, commands inside of sentences.
+TOKEN = re.compile(
+    r"^ *```bash\n(?P<block>.*?)^ *```|^ *```.*?^ *```|\[\[\[cog\b.*?\[\[\[end\]\]\]"
+    r"|`(?P<inline>(?:uv\s+run|git\s+diff)\s[^`]+)`",
+    re.DOTALL | re.MULTILINE,
 )
+CHAPTERS = ("[0-9]_*/README.md", "[0-9]_*/*/README.md")
+PLACES = ("README.md", *CHAPTERS, "appendix/README.md", "CONTRIBUTING.md")
 MARKS = {"not", "test", "instead", "why", "before", "until", "keep", "code"}
 
 
@@ -59,12 +60,18 @@ def readmes(root: Path) -> list[Path]:
 
 
 def commands(text: str) -> list[str]:
-    """The commands in a README's blocks of bash, without their remarks."""
-    found = []
-    for _, block in BLOCK.findall(text):
-        lines = re.sub(r"\\\n\s*", "", block).splitlines()
-        found += [line.partition("  #")[0].strip() for line in lines if line.strip()]
-    return found
+    """The commands of a README, without their remarks; in a sentence, those that no block has."""
+    found: list[tuple[str, bool]] = []
+    for token in TOKEN.finditer(text):
+        if token["inline"]:
+            found.append((" ".join(token["inline"].split()), True))
+        lines = re.sub(r"\\\n\s*", "", token["block"] or "").splitlines()
+        found += [(line.partition("  #")[0].strip(), False) for line in lines if line.strip()]
+    in_blocks, chosen = {command for command, inline in found if not inline}, list[str]()
+    for command, inline in found:
+        if not inline or command not in {*in_blocks, *chosen}:
+            chosen.append(command)
+    return chosen
 
 
 def steps(root: Path) -> list[Step]:
@@ -164,7 +171,8 @@ def run(root: Path, names: list[str], rest: bool = False) -> int:
                 print(f"{made['seconds']:7.1f} s  {state:12} {step.command}", flush=True)
                 if wrong:
                     print("\n".join(made["log"].splitlines()[-20:]))
-                ran[step.command] = {name: made[name] for name in ("command", "seconds", "code")}
+                row = {name: made[name] for name in ("command", "seconds", "code")}
+                ran[step.command] = row | {"date": datetime.date.today().isoformat()}
             rows = [ran[step.command] for step in mine if step.command in ran]
             record[readme] = {"hardware": hardware(), "versions": versions(), "commands": rows}
             order = [path.relative_to(root).as_posix() for path in readmes(root)]
@@ -189,14 +197,18 @@ def is_done(step: Step, ran: Mapping[str, Any]) -> bool:
 def table() -> list[str]:
     """The lines of a table of what is in the record, for appendix/README.md."""
     record = json.loads((ROOT / "appendix" / "walk.json").read_text())
-    listed, lines = steps(ROOT), ["| text | commands | run as printed | minutes | on |"]
-    lines.append("|---|---|---|---|---|")
+    listed = steps(ROOT)
+    lines = [
+        "| text | commands | run as printed | minutes | since | on |",
+        "|---|---|---|---|---|---|",
+    ]
     for readme, made in record.items():
         mine = [step for step in listed if step.readme == readme]
         as_printed = [step for step in mine if step.is_run and "instead" not in step.mark]
         minutes = sum(command["seconds"] for command in made["commands"]) / 60
         machine = f"{made['hardware']['processor']}, {made['hardware']['cores']} cores"
-        counts = f"{len(mine)} | {len(as_printed)} | {minutes:.0f}"
+        oldest = min(command["date"] for command in made["commands"])
+        counts = f"{len(mine)} | {len(as_printed)} | {minutes:.0f} | {oldest}"
         lines.append(f"| [{readme}](../{readme}) | {counts} | {machine} |")
     return lines
 

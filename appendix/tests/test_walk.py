@@ -10,7 +10,12 @@ import walk
 from measure import ROOT
 
 README = """
-Text.
+Text, with `uv run
+python there.py` in it, and with `test -e here`.
+
+<!-- [[[cog f("uv run python made.py") ]]] -->
+`uv run python made.py`
+<!-- [[[end]]] -->
 
 ```bash
 cd 0_first
@@ -27,6 +32,12 @@ test -e greeting.txt
    exit-code-of-nothing
    python3 server.py
    ```
+
+```console
+$ `uv run python shown.py`
+```
+
+`uv run python there.py` again, and `git diff --stat`.
 """
 SERVER = """
 import sys, time
@@ -51,13 +62,16 @@ def book(repository, commit):
     (root / "0_first" / "server.py").write_text(SERVER)
     (root / "appendix" / "walk.yaml").write_text(
         "0_first/README.md:\n  python3 server.py: {until: ready}\n"
+        "  uv run python there.py: {not: it is not there}\n"
     )
     commit(root)
     return root
 
 
 def test_commands_are_found():
+    """In blocks, and each once inside of sentences; not what is generated, or what was printed."""
     assert walk.commands(README) == [
+        "uv run python there.py",
         "cd 0_first",
         "NAME=$(echo reader)",
         'echo "hello $NAME" > greeting.txt',
@@ -65,6 +79,7 @@ def test_commands_are_found():
         "python3 0_first/where.py",
         "exit-code-of-nothing",
         "python3 server.py",
+        "git diff --stat",
     ]
 
 
@@ -75,8 +90,8 @@ def test_as_printed_in_a_fresh_clone(book, capsys):
     assert "exit code 127 exit-code-of-nothing" in printed
     assert "command not found" in printed
     made = json.loads((book / "appendix" / "walk.json").read_text())["0_first/README.md"]
-    assert [row["command"] for row in made["commands"]] == walk.commands(README)
-    assert [row["code"] for row in made["commands"]] == [0, 0, 0, 0, 0, 127, 0]
+    assert [row["command"] for row in made["commands"]] == walk.commands(README)[1:]
+    assert [row["code"] for row in made["commands"]] == [0, 0, 0, 0, 0, 127, 0, 0]
     assert not (book / "0_first" / "greeting.txt").exists()
 
 
@@ -91,7 +106,7 @@ def test_the_rest(book, commit, capsys):
     ran = re.findall(r"ok +(.*)", capsys.readouterr().out)
     assert ran == ["cd 0_first", "NAME=$(echo reader)", 'test "$NAME" = reader']
     made = json.loads((book / "appendix" / "walk.json").read_text())["0_first/README.md"]
-    assert [row["command"] for row in made["commands"]] == walk.commands(text)
+    assert [row["command"] for row in made["commands"]] == walk.commands(text)[1:]
     assert {row["code"] for row in made["commands"]} == {0}
     assert walk.run(book, [], rest=True) == 0
     assert not capsys.readouterr().out
