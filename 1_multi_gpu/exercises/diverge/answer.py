@@ -2,8 +2,9 @@
 
 ``hidden`` draws which patches are hidden, on each rank with other random numbers. Each mask is a
 good one, and the training runs well. But the loss of two ranks follows another curve than that of
-one process, and nobody can say whether that is a mistake. Reach one curve for any number of ranks.
-Samples, steps and seeds still have masks of their own, and a step that is repeated has the same.
+one process, and nobody can say whether that is a mistake. Make it one curve for any number of
+ranks. Samples, steps and seeds still have masks of their own, and a step that is repeated has the
+same.
 """
 
 import numpy as np

@@ -2,8 +2,9 @@
 
 Each rank calls ``loss`` for its own part of the batch, and then ``backward``; DDP averages the
 gradients over the ranks. Each rank's mean is right. But one rank has open ocean and another one
-coast, and the mean of their means is not the mean over all values. Reach the gradient that one
-process has with the whole batch. What if a rank has nothing but land, or all of them?
+coast, and the mean of their means is not the mean over all values. Return a loss that gives the
+gradient that one process has with the whole batch. What if a rank has nothing but land, or all of
+them?
 """
 
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 ``share`` permutes the epoch, cuts it into one piece for each rank, and fills up the last piece from
 the start. Each rank then goes through its own piece. So two ranks train on other batches than one
-process does, and some samples come twice. Reach that the ranks together have just the batch that
-one process has in this step: in any step, for any number of ranks, in equal parts.
+process does, and some samples come twice. Make the ranks together have exactly the batch that one
+process has in this step: in any step, for any number of ranks, in equal parts.
 """
 
 from src.data.sampler import epoch_order

@@ -10,7 +10,7 @@ copy of its own:
 
 The chunks below look natural: as large as a window, a year in each as the files come, the series of
 one point. Each copy costs too much of something. Choose chunks with which a read costs at most what
-the table says, in the mean and before compression, and no copy has more than 300,000 objects.
+the table says, on average and before compression, and no copy has more than 300,000 objects.
 Make no shards. chunk_size.py counts.
 """
 

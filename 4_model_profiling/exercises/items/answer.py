@@ -2,8 +2,8 @@
 
 ``train`` is right: the mean loss of the samples, each over its valid values, for samples with any.
 But Python has to know numbers to go on. A GPU is waited for each time, and its queue runs empty. It
-also goes through the samples one by one. Reach the same weights and the same losses, read numbers
-once in ``every`` steps at most, and call as many operators for 16 samples as for 4.
+also goes through the samples one by one. Keep the same weights and the same losses, but read
+numbers once in ``every`` steps at most, and call as many operators for 16 samples as for 4.
 """
 
 import torch
