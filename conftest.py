@@ -6,9 +6,11 @@ too, and
 
 - all that the copy can reach is byte-identical in the chapter before, or
 - a later chapter has it as well, and reaches something else: the first and the last version run, or
-- the copy is slow: what a chapter changes, its own tests and the quick copies cover.
+- the copy is slow: what a chapter changes, its own tests and the quick copies cover. Of tests that
+  are marked ``slow(copies=True)`` the last version runs all the same.
 
-``--copies`` runs all but the first kind, and so does the weekly run on GitHub.
+``--copies`` runs all but the first kind, and so does the weekly run on GitHub; ``-m "not slow"``
+leaves out all copies.
 """
 
 import os
@@ -76,7 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return True
         if config.getoption("--copies"):
             return False
-        if item.get_closest_marker("slow") is not None:
+        mark = item.get_closest_marker("slow")
+        if config.getoption("markexpr") == "not slow" or (mark and "copies" not in mark.kwargs):
             return True
         for later in range(number + 1, len(names)):
             if f"{names[later]}/{rest}" not in here or not has_copy(item.path, rest, later):

@@ -22,6 +22,7 @@ from tests.runs import (
 )
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("stop", [1, 4, 6, 11])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resumed_run_is_identical(monkeypatch, tmp_path, stop, num_workers):
@@ -38,6 +39,7 @@ def test_resumed_run_is_identical(monkeypatch, tmp_path, stop, num_workers):
     )
 
 
+@pytest.mark.slow(copies=True)
 def test_resume_from_a_named_checkpoint(monkeypatch, tmp_path):
     """Rows after the checkpoint are dropped, and computed again to the same values."""
     reference = reference_run(monkeypatch, tmp_path)
@@ -127,6 +129,7 @@ def test_crash_between_two_checkpoints_loses_no_best(monkeypatch, tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.slow(copies=True)
 def test_printed_command_continues(monkeypatch, tmp_path, capsys):
     """What a stopped run prints can be pasted; it goes past the step that it was stopped at."""
     reference = reference_run(monkeypatch, tmp_path)

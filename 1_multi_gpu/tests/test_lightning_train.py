@@ -35,6 +35,7 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["validation"]
 
 
+@pytest.mark.slow(copies=True)
 def test_leaves_behind_what_chapter_0_leaves(monkeypatch, tmp_path, reference):
     """The same files but for the names of the checkpoints; the same scores and baselines."""
     raw = reference_run(monkeypatch, tmp_path)

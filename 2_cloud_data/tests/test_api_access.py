@@ -136,6 +136,7 @@ def test_credentials_come_from_the_environment_or_else_from_env(service, monkeyp
     assert run() == 0
 
 
+@pytest.mark.slow(copies=True)
 def test_killed_between_pages_goes_on(service):
     service.fail("/analysed_sst/5.0.0", "stall")
     command = [sys.executable, copernicus_stand_in.__file__, service.client, *ARGUMENTS]

@@ -50,6 +50,7 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
         assert tensor.equal(theirs[key])
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("reader", ["none", "threads"])
 def test_memory_and_s3_give_the_same_bits(monkeypatch, tmp_path, in_memory, reader, capsys):
     """Losses, scores and weights, whoever reads the chunks."""
@@ -77,6 +78,7 @@ def test_two_ranks_have_the_curve_of_memory(tmp_path, in_memory):
     assert (abs(ours - theirs) / theirs).max() < 1e-5
 
 
+@pytest.mark.slow(copies=True)
 def test_raw_pytorch_streams_too(monkeypatch, tmp_path, in_memory):
     """Chapter 0's script with the same configuration."""
     assert call(monkeypatch, *SHORT, f"--trainer.output_dir={tmp_path}") == 0

@@ -24,6 +24,7 @@ def test_every_setting_is_one_that_the_loaders_have(monkeypatch):
     assert seen == [("somewhere", 3, 0.5, {}), ("somewhere", 3, 0.5, {"num_workers": 0})]
 
 
+@pytest.mark.slow(copies=True)
 def test_draws_of_workers():
     """Without the function both workers draw the same number, with it they do not."""
     same, own = (re.findall(r"draws (\d+)", show_draws(init)) for init in (None, worker_init_fn))

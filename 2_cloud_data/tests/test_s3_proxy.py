@@ -160,6 +160,7 @@ def test_connections_share_the_bandwidth(server, proxy):
     assert time.perf_counter() - start >= 0.45
 
 
+@pytest.mark.slow(copies=True)
 def test_503_to_an_upload(server, proxy):
     """To a client that just sends the body, and to s3fs, which first asks and then tries again."""
     proxy.faults = [Fault("503", method="PUT", times=2)]

@@ -38,6 +38,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     disconnect(place)
 
 
+@pytest.mark.slow(copies=True)
 def test_objects_come_back(folder):
     remote = files(connect(folder))
     data = os.urandom(3_000_000)

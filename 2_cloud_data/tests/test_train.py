@@ -62,6 +62,7 @@ def test_same_seed_same_bits(monkeypatch, tmp_path, num_workers):
     assert_same_run(reference, tmp_path / "run_1")
 
 
+@pytest.mark.slow(copies=True)
 def test_other_seed_other_curve(monkeypatch, tmp_path):
     reference = reference_run(monkeypatch, tmp_path)
     assert train(monkeypatch, tmp_path, "--seed_everything=1") == 0
@@ -102,6 +103,7 @@ def test_trainer_settings_arrive(monkeypatch, tmp_path):
     assert logged == [3, 6]
 
 
+@pytest.mark.slow(copies=True)
 def test_pictures_of_every_epoch(monkeypatch, tmp_path):
     """Drawing them changes nothing: the same bits as without."""
     reference = reference_run(monkeypatch, tmp_path)

@@ -50,6 +50,7 @@ def test_a_region_is_a_part_of_the_grid(url, packed, tmp_path):
     assert_same_samples(fast(url, packed=packed, **settings), dataset(url, **settings))
 
 
+@pytest.mark.slow(copies=True)
 def test_zarr_v2_and_shards(url, tmp_path):
     """Other people's stores; statistics as in the original."""
     fields = small_fields()

@@ -12,6 +12,7 @@ from tests.test_cloud_train import SHORT, assert_same_bits
 from tests.test_cloud_train import in_memory as in_memory  # a fixture
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_memory_and_fast_reader_give_the_same_bits(monkeypatch, tmp_path, in_memory, ahead, capsys):
     """With Lightning, on the real server; validation and the baselines included."""
@@ -27,6 +28,7 @@ def test_raw_pytorch_reads_ahead_too(monkeypatch, tmp_path, in_memory):
     assert all(w.equal(theirs[key]) for key, w in weights(tmp_path / "run_1").items())
 
 
+@pytest.mark.slow(copies=True)
 def test_resumed_run_is_identical(monkeypatch, tmp_path, in_memory):
     """Stopped with batches on their way; the command line."""
     settings = [word for word in SHORT if "picture_every" not in word and "wandb" not in word]

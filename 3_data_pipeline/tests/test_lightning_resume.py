@@ -36,6 +36,7 @@ def scores(folder: Path) -> dict:
 WORKERS = [pytest.param(stop, 2, marks=pytest.mark.slow) for stop in (4, 6)]
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize(("stop", "num_workers"), [(1, 0), (4, 0), (6, 0), (11, 0), *WORKERS])
 def test_resumed_run_is_identical(monkeypatch, tmp_path, reference, stop, num_workers):
     """Stopped at the first step, between epochs, inside one and before the end."""
@@ -59,6 +60,7 @@ def test_resumed_over_and_over(monkeypatch, tmp_path, reference):
     assert_same_lightning_run(reference, folder)
 
 
+@pytest.mark.slow(copies=True)
 def test_from_the_best_checkpoint(monkeypatch, tmp_path, reference):
     """Rows after it are dropped, half a row of a killed process too, and computed again."""
     folder = tmp_path / "run_1"
@@ -90,6 +92,7 @@ def test_from_a_checkpoint_inside_an_epoch(monkeypatch, tmp_path, reference):
     assert_same_lightning_run(reference, folder)
 
 
+@pytest.mark.slow(copies=True)
 def test_killed_between_a_checkpoint_and_its_row(monkeypatch, tmp_path, reference):
     """Lightning writes the row of a step after its checkpoint."""
     folder, every = tmp_path / "run_1", "--trainer.checkpoint_every_n_steps=3"
@@ -128,6 +131,7 @@ def test_printed_command_continues(monkeypatch, tmp_path, reference, capsys):
     assert_same_lightning_run(reference, tmp_path / "run_1")
 
 
+@pytest.mark.slow(copies=True)
 def test_command_line_goes_on_in_the_runs_own_folder(monkeypatch, tmp_path, reference, capsys):
     """``fit --ckpt_path`` as it is printed, from the chapter's folder."""
     assert run_cli(monkeypatch, "fit", tmp_path, "--trainer.max_steps=6") == 0

@@ -38,6 +38,7 @@ def blocks_of(ours: ChunkStream, indices: Iterable[int]) -> list[tuple[int, int,
     return [ours.block_at(step) for step in ours.places_of(list(indices))]
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("block", [(1, 0, 0), (2, 5, 7), (0, 0, 0), (1, 1, 1)])
 @pytest.mark.parametrize("wrap", [True, False])
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -166,6 +167,7 @@ def test_another_process_reads_for_itself(url):
     assert_same_samples(again, dataset(url, **ONE_MONTH), range(4))
 
 
+@pytest.mark.slow(copies=True)
 def test_with_a_cache_on_disk(url, tmp_path):
     ours = stream(url, disk_cache=str(tmp_path / "cache"))
     assert_same_samples(ours, dataset(url, **ONE_MONTH))

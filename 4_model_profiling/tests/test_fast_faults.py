@@ -31,6 +31,7 @@ def fast(place: str = PLACE, **settings) -> FastDataset:
 STALL = pytest.param("stall", marks=pytest.mark.slow)  # it takes SILENCE to find out
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["503", "reset", "cut", STALL])
 def test_read_survives_a_fault(url, proxy, kind, packed):
@@ -93,6 +94,7 @@ def test_end_of_the_program_waits_for_no_request(proxy, tmp_path, disk_cache):
     assert process.returncode == 0
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("packed", [False, True])
 def test_missing_and_broken_chunks_are_named(server, packed, tmp_path):
     """They never pass for land."""

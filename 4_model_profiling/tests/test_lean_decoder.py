@@ -87,6 +87,7 @@ def test_less_work_and_less_memory():
     assert less_memory < 0.92 * memory
 
 
+@pytest.mark.slow(copies=True)
 def test_training_has_the_same_curve(monkeypatch, tmp_path):
     """76 steps on real ocean with land, validation, scores."""
     words = [*OCEAN, "--data.dataset=OceanDataset"]

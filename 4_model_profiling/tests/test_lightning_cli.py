@@ -107,6 +107,7 @@ def test_predict_writes_physical_values(monkeypatch, tmp_path):
         assert np.array_equal(found[3], getattr(dataset.coordinates(3), key)), key
 
 
+@pytest.mark.slow(copies=True)
 def test_config_repeats_the_run(monkeypatch, tmp_path, fitted):
     where = f"--trainer.logger.init_args.output_dir={tmp_path}"
     assert call_cli(monkeypatch, "fit", f"--config={fitted / 'config.yaml'}", where) == 0

@@ -63,6 +63,7 @@ def test_same_bytes_with_any_number_of_threads(tmp_path):
     assert digest(tmp_path / "1") == digest(tmp_path / "3")
 
 
+@pytest.mark.slow(copies=True)
 def test_sharded_store_has_the_same_values(tmp_path):
     build_cube(tmp_path / "chunks")
     build_cube(tmp_path / "shards", chunk=(5, 4, 4), shard=(10, 8, 8))

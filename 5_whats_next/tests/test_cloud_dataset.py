@@ -72,6 +72,7 @@ def test_cluster_reads_the_same(url):
     cluster.close()
 
 
+@pytest.mark.slow(copies=True)
 def test_the_ocean_from_s3_is_the_ocean_in_memory():
     """The default store, on the real server; statistics included."""
     for split in ("train", "val"):
@@ -81,6 +82,7 @@ def test_the_ocean_from_s3_is_the_ocean_in_memory():
         assert ours.std.tolist() == theirs.std.tolist()
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_yield_the_same_over_epochs(url, num_workers):
     """Each opens the store for itself, in a process that was not forked from this one."""

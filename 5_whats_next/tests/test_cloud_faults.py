@@ -23,6 +23,7 @@ from tests.cloud_stores import url as url  # a fixture
 SOON = 10.0  # seconds; a wrong address should not take longer to find out
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("kind", ["503", "reset", "cut"])
 @pytest.mark.parametrize("mode", ["none", "threads"])
 def test_read_survives_a_fault(url, proxy, kind, mode):
@@ -52,6 +53,7 @@ def test_listings_survive_a_fault(proxy, kind):
     assert counts[1] == 2 or kind == "reset"
 
 
+@pytest.mark.slow(copies=True)
 def test_writing_survives_a_fault(proxy):
     proxy.faults.append(Fault("503", "PUT", times=3))
     small_store("s3://bucket/again.zarr", chunk=FEW)

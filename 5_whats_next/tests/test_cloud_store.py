@@ -112,6 +112,7 @@ def in_a_worker(place: str, statistics: str, context: str = "forkserver") -> Non
         batches._shutdown_workers()
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("make", STORES)
 def test_missing_chunk_is_an_error(server, url, tmp_path, make):
     """However it is read."""

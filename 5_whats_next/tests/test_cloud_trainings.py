@@ -25,6 +25,7 @@ def reference(tmp_path_factory):
     return shared_reference(tmp_path_factory.getbasetemp())
 
 
+@pytest.mark.slow(copies=True)
 def test_lost_machine(monkeypatch, server, path, tmp_path, reference, capsys):
     """Trained to step 6, the folder gone, on from the cloud alone: the same bits."""
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
@@ -49,6 +50,7 @@ def test_another_place_keeps_the_best_score(monkeypatch, server, path, tmp_path)
     assert best["best_model_score"] is not None
 
 
+@pytest.mark.slow(copies=True)
 def test_policies(monkeypatch, server, path, tmp_path, reference):
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]
     must, never = "--trainer.resume_policy=must", "--trainer.resume_policy=never"
@@ -70,6 +72,7 @@ def test_a_storage_that_cannot_be_written_is_found_out_at_once(monkeypatch, serv
     assert not any(tmp_path.glob("run_*"))
 
 
+@pytest.mark.slow(copies=True)
 def test_what_is_not_in_the_cloud_at_the_end(monkeypatch, proxy, path, tmp_path, capsys):
     """The storage fails when the training has begun: it goes on, and the exit code tells."""
     from src.model.lightning_module import AutoencoderModule
@@ -98,6 +101,7 @@ def finish_soon(callback: CloudUploadCallback, trainer, seconds: float) -> None:
     finish(callback, trainer, min(seconds, 1.0))
 
 
+@pytest.mark.slow(copies=True)
 def test_the_command_line_goes_on_from_the_cloud(monkeypatch, server, path, tmp_path, reference):
     """LightningCLI, with the address as --ckpt_path."""
     settings = [f"--trainer.cloud_storage_path={path}", "--trainer.run_name=run"]

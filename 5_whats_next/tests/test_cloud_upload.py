@@ -77,6 +77,7 @@ def test_comes_back_to_the_bit(server, path, run, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
 
 
+@pytest.mark.slow(copies=True)
 def test_a_damaged_copy_is_skipped_and_named(server, path, run, tmp_path):
     copy = writer(path)
     for step in (1, 2):
@@ -153,6 +154,7 @@ def test_a_hang_ends_at_the_deadline(proxy, path, run):
     assert copies(path) == [("last.ckpt", 1)]
 
 
+@pytest.mark.slow(copies=True)
 def test_a_body_that_stalls_is_sent_again(proxy, path, run, monkeypatch):
     """Too large for the buffers on the way, so that nobody waits for an answer yet."""
     monkeypatch.setattr("src.cloud_folder.STALL", 1.0)

@@ -69,6 +69,7 @@ def test_no_packed_copy_or_half_of_one(url, tmp_path, monkeypatch):
     assert_same_samples(fast(place, packed=True), dataset(place))
 
 
+@pytest.mark.slow(copies=True)
 def test_several_copies_beside_each_other(tmp_path):
     """With different chunks, each under its name."""
     place = str(tmp_path / "store")

@@ -82,6 +82,7 @@ def float32(tmp_path_factory):
     return output / "run_1"
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("fused", ["true", "false"])
 def test_gradients_are_clipped_without_the_scale(monkeypatch, tmp_path, float32, norms, fused):
     """AdamW divides the scale out again: the curve alone would not tell."""
@@ -92,6 +93,7 @@ def test_gradients_are_clipped_without_the_scale(monkeypatch, tmp_path, float32,
     assert curve(tmp_path / "run_1") == pytest.approx(curve(float32), rel=2e-3)
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("fused", ["true", "false"])
 def test_overflow_leaves_steps_out_and_nothing_else(monkeypatch, tmp_path, float32, samples, fused):
     """The samples and the learning rates follow the steps, also those that are left out."""
@@ -115,6 +117,7 @@ def test_overflow_leaves_steps_out_and_nothing_else(monkeypatch, tmp_path, float
     assert given == samples
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("step", [1, 3, 7])
 def test_scaler_goes_on_after_a_resume(monkeypatch, tmp_path, step):
     """To the bit, with a scale that overflows at first and grows later."""
@@ -146,6 +149,7 @@ def test_scale_that_collapses_ends_the_run(monkeypatch, tmp_path):
         train_lightning(monkeypatch, tmp_path)
 
 
+@pytest.mark.slow(copies=True)
 def test_bfloat16_is_close_and_resumes_to_the_bit(monkeypatch, tmp_path, float32):
     limit = f"--trainer.gradient_clip_val={LIMIT}"
     for name, last in (("whole", -1), ("parts", 6)):
@@ -159,6 +163,7 @@ def test_bfloat16_is_close_and_resumes_to_the_bit(monkeypatch, tmp_path, float32
     assert (curve(folder) != curve(float32)).all()
 
 
+@pytest.mark.slow(copies=True)
 def test_batch_in_parts_is_the_whole_one(monkeypatch, tmp_path):
     """In emulated float16: each part is scaled, and all are divided by the scale once."""
     half_on_cpu(monkeypatch)
@@ -179,6 +184,7 @@ def test_lightning_refuses_what_it_would_replace(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow(copies=True)
 def test_command_line_reads_it(monkeypatch, tmp_path):
     words = ["--trainer.precision=bf16-mixed", "--trainer.max_epochs=1"]
     assert run_cli(monkeypatch, "fit", tmp_path / "cli", *words) == 0

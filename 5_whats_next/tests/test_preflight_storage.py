@@ -25,6 +25,7 @@ from tests.preflight_plans import real_steps as real_steps
 NETWORK = ("data", "write")
 
 
+@pytest.mark.slow(copies=True)
 def test_all_is_well_and_nothing_stays_behind(server, real_steps):
     before = psutil.Process().children(recursive=True)
     folder = set(CHAPTER.glob("output/*"))
@@ -56,6 +57,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("case", FAULTS)
 def test_storage_out_of_reach(server, monkeypatch, case):
     """The other checks go on; those that need the data say so."""
@@ -74,6 +76,7 @@ def test_storage_out_of_reach(server, monkeypatch, case):
     assert findings["devices"].state == "ok"
 
 
+@pytest.mark.slow(copies=True)
 def test_storage_that_never_answers(server, proxy):
     """Without a limit this test would not end."""
     proxy.faults.append(Fault("stall", times=None))
@@ -84,6 +87,7 @@ def test_storage_that_never_answers(server, proxy):
         assert re.search(r"no answer within [23] s", findings[name].found)
 
 
+@pytest.mark.slow(copies=True)
 def test_sample_that_never_comes(server, proxy):
     """The store opens, its chunks do not come; the reader's own patience is longer."""
     proxy.faults.append(Fault("stall", "GET", "/a/c/", times=None))
@@ -102,6 +106,7 @@ def test_no_bucket_is_there(server):
     assert not files().exists("absent")
 
 
+@pytest.mark.slow(copies=True)
 def test_object_that_cannot_be_deleted_is_named(server, proxy):
     proxy.faults.append(Fault("503", "DELETE", times=None))
     findings = checked()

@@ -49,6 +49,7 @@ def test_it_parses():
     assert config.data.dataset.keywords["batches_ahead"] == 4
 
 
+@pytest.mark.slow(copies=True)
 @needs_keys
 def test_preflight_of_the_laptop_version(monkeypatch, capsys, tmp_path):
     """The training in small, planned; the cube is the one that the file says how to build."""

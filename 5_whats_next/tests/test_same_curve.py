@@ -20,6 +20,7 @@ from tests.runs import call, reference_run, rows, weights
 TOLERANCE = 1e-5  # relative; only the order of the additions differs
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_lightning_is_raw_pytorch_to_the_bit(monkeypatch, tmp_path, num_workers):
     reference = reference_run(monkeypatch, tmp_path)
@@ -33,6 +34,7 @@ def test_lightning_is_raw_pytorch_to_the_bit(monkeypatch, tmp_path, num_workers)
     assert all(ours[key].equal(theirs[key]) for key in ours)
 
 
+@pytest.mark.slow(copies=True)
 def test_real_ocean_and_clipped_gradients(monkeypatch, tmp_path):
     """The same with land, and a limit that every gradient exceeds."""
     settings = [*OCEAN, "--trainer.gradient_clip_val=0.05", "--trainer.max_epochs=1"]
@@ -44,6 +46,7 @@ def test_real_ocean_and_clipped_gradients(monkeypatch, tmp_path):
     assert all(a.equal(lightning_weights(folder)[key]) for key, a in weights(raw).items())
 
 
+@pytest.mark.slow(copies=True)
 def test_command_line_is_the_script(monkeypatch, tmp_path):
     """LightningCLI builds the same Trainer: the same rows and weights."""
     assert train_lightning(monkeypatch, tmp_path / "script") == 0

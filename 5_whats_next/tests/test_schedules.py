@@ -159,6 +159,7 @@ def test_another_schedule_is_no_continuation(monkeypatch, tmp_path):
         call_lightning(monkeypatch, f"--resume={tmp_path / 'run_1'}", *changed)
 
 
+@pytest.mark.slow(copies=True)
 def test_checkpoints_from_before_the_setting_load(monkeypatch, tmp_path):
     """They were trained with the cosine and in float32, which are still the defaults."""
     for name in ("whole", "parts"):

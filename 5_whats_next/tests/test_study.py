@@ -31,6 +31,7 @@ def whole(tmp_path_factory):
     return whole_study(tmp_path_factory.getbasetemp() / "study")
 
 
+@pytest.mark.slow(copies=True)
 def test_finished_study_only_shows(whole, monkeypatch, capsys):
     """The table, the verdict, and the winner's config."""
     monkeypatch.setattr("src.study_run.train", None)  # nothing is trained any more
@@ -83,6 +84,7 @@ class Stop(Exception):  # noqa: N818
     """Stands for whatever ends the process."""
 
 
+@pytest.mark.slow(copies=True)
 def test_interrupted_study_ends_with_the_same_trials(config, whole, monkeypatch, capsys):
     """Stopped inside each of its first trials, and prolonged at the end."""
     real, calls = study.Study.try_one, []
@@ -109,6 +111,7 @@ def test_interrupted_study_ends_with_the_same_trials(config, whole, monkeypatch,
     assert rows(config.parent / "parts") == rows(whole)
 
 
+@pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_after_the_step(config, whole, monkeypatch, capsys, number):
     """Ctrl-C in a training of the third trial: the command to go on, and later the same trials."""

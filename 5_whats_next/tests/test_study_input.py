@@ -27,6 +27,7 @@ def test_two_processes_do_not_share_a_study(config, monkeypatch):
         call(monkeypatch, config, "one")
 
 
+@pytest.mark.slow(copies=True)
 def test_other_settings_need_another_name(config, monkeypatch):
     settings = read_settings(config, {"trials": 1})
     with Study(config.parent / "one", settings, []):

@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import pytest
 from src.cloud_run import CloudRun
 from src.data.s3_proxy import Fault
 from src.uploader import Uploader
@@ -23,6 +24,7 @@ def offered(copy: CloudRun, run: Path, path: Path, step: int) -> Uploader:
     return uploader
 
 
+@pytest.mark.slow(copies=True)
 def test_what_is_damaged_on_the_disk_is_not_uploaded(server, path, run):
     """Nor is that tried again: it would not mend it."""
     file = save(run, 2)

@@ -144,6 +144,7 @@ def test_it_runs_without_the_packages():
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_an_old_python_is_told_so(tmp_path):
     """It has no module tomllib, so the check may not ask for one before it has said this."""
     (tmp_path / "sitecustomize.py").write_text(

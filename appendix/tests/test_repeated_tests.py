@@ -18,6 +18,10 @@ def test_x():
 @pytest.mark.slow
 def test_slow():
     import src.code
+
+@pytest.mark.slow(copies=True)
+def test_long():
+    import src.code
 """
 
 
@@ -47,13 +51,21 @@ def collected(tmp_path):
     return collect
 
 
-X, SLOW = "tests/test_x.py::test_x", "tests/test_x.py::test_slow"
-ORIGINALS = [f"0_a/{X}", f"0_a/{SLOW}"]
+X, SLOW, LONG = (f"tests/test_x.py::test_{name}" for name in ("x", "slow", "long"))
 
 
+def of(chapter: str, *names: str) -> list[str]:
+    """Of a chapter; all if none is named."""
+    return [f"{chapter}/{name}" for name in names or (X, SLOW, LONG)]
+
+
+ORIGINALS = of("0_a")
+
+
+@pytest.mark.slow
 def test_a_copy_runs_once(collected):
     assert collected() == collected("--copies") == ORIGINALS
-    assert collected("1_b") == [f"1_b/{X}", f"1_b/{SLOW}"]
+    assert collected("1_b") == of("1_b")
 
 
 @pytest.mark.parametrize("file", ["src/code.py", "src/more.py"])
@@ -61,14 +73,16 @@ def test_where_it_reaches_a_change_it_runs_again(collected, tmp_path, file):
     """A slow one only if asked to."""
     with (tmp_path / "1_b" / file).open("a") as changed:
         changed.write("z = 2\n")
-    assert collected() == [*ORIGINALS, f"1_b/{X}"]
-    assert collected("--copies") == [*ORIGINALS, f"1_b/{X}", f"1_b/{SLOW}"]
+    assert collected() == [*ORIGINALS, *of("1_b", X, LONG)]
+    assert collected("--copies") == [*ORIGINALS, *of("1_b")]
+    assert collected("-m", "not slow") == of("0_a", X)
+    assert collected("-m", "not slow", "1_b") == of("1_b", X)
 
 
 def test_a_changed_test_runs_in_both(collected, tmp_path):
     with (tmp_path / "1_b" / "tests" / "test_x.py").open("a") as changed:
         changed.write("z = 2\n")
-    assert collected() == [*ORIGINALS, f"1_b/{X}", f"1_b/{SLOW}"]
+    assert collected() == [*ORIGINALS, *of("1_b")]
 
 
 def test_a_change_out_of_reach_does_not_count(collected, tmp_path):
@@ -76,6 +90,7 @@ def test_a_change_out_of_reach_does_not_count(collected, tmp_path):
     assert collected() == ORIGINALS
 
 
+@pytest.mark.slow
 def test_the_first_and_the_last_version_run(collected, tmp_path):
     """Of a chapter between them only if asked to."""
     shutil.copytree(tmp_path / "1_b", tmp_path / "2_c")
@@ -83,12 +98,12 @@ def test_the_first_and_the_last_version_run(collected, tmp_path):
     for chapter, change in {"1_b": "z = 2\n", "2_c": "z = 3\n", "3_d": "z = 3\n"}.items():
         with (tmp_path / chapter / "src" / "code.py").open("a") as changed:
             changed.write(change)
-    assert collected() == [*ORIGINALS, f"2_c/{X}"]
-    copies = [f"{chapter}/{test}" for chapter in ("1_b", "2_c") for test in (X, SLOW)]
-    assert collected("--copies") == [*ORIGINALS, *copies]
-    assert collected("0_a", "1_b") == [*ORIGINALS, f"1_b/{X}"]
+    assert collected() == [*ORIGINALS, *of("2_c", X, LONG)]
+    assert collected("--copies") == [*ORIGINALS, *of("1_b"), *of("2_c")]
+    assert collected("0_a", "1_b") == [*ORIGINALS, *of("1_b", X, LONG)]
 
 
+@pytest.mark.slow
 def test_a_named_folder_is_reached(collected, tmp_path):
     for chapter in ("0_a", "1_b"):
         with (tmp_path / chapter / "tests" / "test_x.py").open("a") as test:
@@ -97,4 +112,4 @@ def test_a_named_folder_is_reached(collected, tmp_path):
         (tmp_path / chapter / "exercises" / "one.py").write_text("x = 1\n")
     assert collected() == ORIGINALS
     (tmp_path / "1_b" / "exercises" / "one.py").write_text("x = 2\n")
-    assert collected() == [*ORIGINALS, f"1_b/{X}"]
+    assert collected() == [*ORIGINALS, *of("1_b", X, LONG)]

@@ -25,6 +25,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES, ids=name)
 def test_generated_blocks_are_fresh(readme):
     command = [sys.executable, "-m", "cogapp", "--check", "--diff", "-I", str(ROOT / "appendix")]
@@ -155,6 +156,7 @@ def train_commands(chapter: Path) -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
 def test_train_commands_are_understood(chapter):
     """Every train command of the texts, parsed in one process: no key that is gone, no typo."""

@@ -129,6 +129,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_running(tmp_path, monkeypatch):
     """Neither by a server that ignores Ctrl-C nor by a command that takes too long."""
     monkeypatch.setattr(terminal, "PATIENCE", 0.2)
