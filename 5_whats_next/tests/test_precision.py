@@ -85,7 +85,7 @@ def float32(tmp_path_factory):
 @pytest.mark.slow(copies=True)
 @pytest.mark.parametrize("fused", ["true", "false"])
 def test_gradients_are_clipped_without_the_scale(monkeypatch, tmp_path, float32, norms, fused):
-    """AdamW divides the scale out again: the curve alone would not tell."""
+    """A gradient that is clipped with its scale in it has the same norm: the curve tells."""
     half_on_cpu(monkeypatch)
     words = [f"--trainer.gradient_clip_val={LIMIT}", f"--optimizer.fused={fused}"]
     assert train_lightning(monkeypatch, tmp_path, *words) == 0
