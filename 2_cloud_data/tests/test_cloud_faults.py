@@ -103,9 +103,12 @@ def test_stall_costs_one_request(url, proxy, monkeypatch):
     assert ours.counts[0, 1] == 1
 
 
+DOOR = socket.socket()  # bound and not listening: it refuses, and no other process gets the port
+DOOR.bind(("127.0.0.1", 0))
+
+
 def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return f"http://127.0.0.1:{door.getsockname()[1]}"
+    return f"http://127.0.0.1:{DOOR.getsockname()[1]}"
 
 
 WRONG = {

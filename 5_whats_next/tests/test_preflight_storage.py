@@ -40,9 +40,12 @@ def test_all_is_well_and_nothing_stays_behind(server, real_steps):
     assert set(CHAPTER.glob("output/*")) == folder
 
 
+DOOR = socket.socket()  # bound and not listening: it refuses, and no other process gets the port
+DOOR.bind(("127.0.0.1", 0))
+
+
 def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return f"http://127.0.0.1:{door.getsockname()[1]}"
+    return f"http://127.0.0.1:{DOOR.getsockname()[1]}"
 
 
 FAULTS = {
