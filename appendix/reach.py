@@ -4,6 +4,7 @@ A measurement is stale, and a copied test worth another run, only if one of thes
 """
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -12,34 +13,50 @@ from pathlib import Path
 MODULE = re.compile(r"\b(?:src|tests)(?:\.\w+)+|^\s*class_path: (\w+(?:\.\w+)*)", re.MULTILINE)
 
 
-def reach(chapter: Path, start: Iterable[Path]) -> set[Path]:
-    """The files of ``chapter`` that lead on from ``start``, and ``start`` itself."""
+def reach(
+    chapter: Path, start: Iterable[Path], known: dict[Path, list[Path]] | None = None
+) -> set[Path]:
+    """The files of ``chapter`` that lead on from ``start``, and ``start`` itself.
+
+    ``known`` is what earlier calls have found of each file, for the next one.
+    """
+    known = {} if known is None else known
     found: set[Path] = set()
     todo = list(start)
     while todo:
         path = todo.pop()
         if path not in found:
             found.add(path)
-            todo += named_in(chapter, path)
+            if path not in known:
+                known[path] = list(named_in(chapter, path))
+            todo += known[path]
     return found
 
 
 def named_in(chapter: Path, path: Path) -> Iterator[Path]:
     """The files of the chapter that a file imports or names."""
-    if path.suffix == ".yaml":
-        for match in MODULE.finditer(path.read_text()):
-            yield from module_files(chapter, match[1] or match[0])
-    elif path.suffix == ".py":
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield from module_files(chapter, alias.name)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                yield from module_files(chapter, node.module)
-                for alias in node.names:
-                    yield from module_files(chapter, f"{node.module}.{alias.name}")
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield from files_named(chapter, node.value)
+    if path.suffix in (".yaml", ".py"):
+        modules, words = mentioned(path.suffix, path.read_text())
+        for name in modules:
+            yield from module_files(chapter, name)
+        for word in words:
+            yield from files_named(chapter, word)
+
+
+@functools.cache  # chapters hold the same file, and most files are reached from many others
+def mentioned(suffix: str, text: str) -> tuple[set[str], set[str]]:
+    """The modules that a text names, and in code the strings, which may be names of files."""
+    if suffix == ".yaml":
+        return {match[1] or match[0] for match in MODULE.finditer(text)}, set()
+    modules, words = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.add(node.value)
+    return modules, words
 
 
 def module_files(chapter: Path, name: str) -> Iterator[Path]:
