@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -161,20 +162,48 @@ def check(root: Path) -> list[str]:
     return problems
 
 
+def copy_side(root: Path, chapter: str, file: str, folder: Path) -> str:
+    """Copy what git keeps of a file, for a diff in ``folder``; /dev/null if there is none."""
+    content = read(root / chapter / file)
+    if not content:
+        return os.devnull
+    # A link as the text it holds: git would follow one that points to a folder.
+    copy = folder / chapter / file
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(content.data)
+    copy.chmod(0o755 if content.mode == EXECUTABLE else 0o644)
+    return f"{chapter}/{file}"
+
+
 def git_diff(root: Path, old: str, new: str, file: str, *options: str) -> bytes:
     """``git diff`` of a file between two chapters as they are on disk, committed or not."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = []
-        for chapter in (old, new):
-            content = read(root / chapter / file)
-            sides.append(f"{chapter}/{file}" if content else os.devnull)
-            if content:
-                # A link as the text it holds: git would follow one that points to a folder.
-                copy = Path(folder) / chapter / file
-                copy.parent.mkdir(parents=True)
-                copy.write_bytes(content.data)
-                copy.chmod(0o755 if content.mode == EXECUTABLE else 0o644)
+        sides = [copy_side(root, chapter, file, Path(folder)) for chapter in (old, new)]
         return git(Path(folder), *DIFF, *options, "--", *sides, allowed=(0, 1))
+
+
+def line_counts(
+    root: Path, old: str, new: str, files: Iterable[str]
+) -> dict[str, tuple[int, int] | None]:
+    """Lines added and removed in each file, None for a binary one; git counts all of them at once.
+
+    A file whose text is the same in both chapters is not in it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for chapter in (old, new):
+            (Path(folder) / chapter).mkdir()
+            for file in files:
+                copy_side(root, chapter, file, Path(folder))
+        words = [*DIFF, "--numstat", "-z", "--no-renames", "--", old, new]
+        printed = git(Path(folder), *words, allowed=(0, 1))
+    # Each file is "added TAB removed TAB" and two paths, one of which may be /dev/null.
+    parts = printed.split(b"\0")
+    found: dict[str, tuple[int, int] | None] = {}
+    for counts, before, after in zip(parts[0::3], parts[1::3], parts[2::3], strict=False):
+        path = os.fsdecode(before if after == os.devnull.encode() else after)
+        added, removed, _ = counts.split(b"\t")
+        found[path.partition("/")[2]] = None if added == b"-" else (int(added), int(removed))
+    return found
 
 
 def differences(root: Path, old: str, new: str) -> list[Difference]:
@@ -184,16 +213,15 @@ def differences(root: Path, old: str, new: str) -> list[Difference]:
     sections = [pair for name in names[first + 1 : last + 1] for pair in plan.get(name, {}).items()]
     listed = [(section, *item) for section, entries in sections for item in entries.items()]
     found = []
-    for file, kind in [pair for pair in kinds(root, old, new).items() if pair[1] != "same"]:
+    differ = {file: kind for file, kind in kinds(root, old, new).items() if kind != "same"}
+    lines = line_counts(root, old, new, differ)
+    for file, kind in differ.items():
         # The last chapter's word counts, and before all the entry that names the same kind.
         matches = [n for n, (_, entry, _) in enumerate(listed) if covers(entry, file)]
         place = max(matches, key=lambda n: (listed[n][0] == kind, n), default=len(listed))
         _, entry, phrase = listed[place] if matches else ("", file, "")
-        counts = git_diff(root, old, new, file, "--numstat").split(b"\t")[:2]
-        # git prints dashes for a binary file, and nothing for two texts that are equal.
-        lines = None if counts[0] == b"-" else (int(counts[0] or 0), int(counts[-1] or 0))
         key = (kind == "leaves", file.startswith("tests/"), place, file)
-        found.append((key, Difference(file, kind, lines, entry, phrase)))
+        found.append((key, Difference(file, kind, lines.get(file, (0, 0)), entry, phrase)))
     return [difference for _, difference in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -162,11 +162,12 @@ def build(root: Path, place: Path, repository: str = "") -> int:
         source, site = Path(folder) / "source", Path(folder) / "site"
         gather(root, source, repository)
         generate(root / SETTINGS, source, site)
-        found = website_check.problems(site)
+        known = website_check.pages(site)
+        found = website_check.problems(site, known)
         if found:
             raise UserError("\n".join([f"{len(found)} problems", *found[:SHOWN]]))
         replace(site, place)
-    return len(website_check.pages(place))
+    return len(known)
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

@@ -71,9 +71,8 @@ def broken(site: Path, known: dict[str, Page], name: str) -> Iterator[str]:
             yield f"no such anchor: {target}"
 
 
-def problems(site: Path) -> list[str]:
-    """A line for each thing that is wrong; nothing if all is well."""
-    known = pages(site)
+def problems(site: Path, known: dict[str, Page]) -> list[str]:
+    """A line for each thing that is wrong with the pages; nothing if all is well."""
     found = [f"{name}: {what}" for name in known for what in sorted(broken(site, known, name))]
     for sheet in sorted(site.rglob("*.css")):
         for url in FOREIGN.findall(sheet.read_text("utf-8")):

@@ -23,8 +23,7 @@ from tests.runs import (
 
 
 @pytest.mark.slow(copies=True)
-@pytest.mark.parametrize("stop", [1, 4, 6, 11])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("stop", "num_workers"), [(1, 0), (4, 0), (6, 0), (6, 2), (11, 0)])
 def test_resumed_run_is_identical(monkeypatch, tmp_path, stop, num_workers):
     """Stopped at the first step, between epochs, inside one and before the end."""
     reference = reference_run(monkeypatch, tmp_path)

@@ -56,18 +56,22 @@ def test_command_line_is_the_script(monkeypatch, tmp_path):
     assert all(a.equal(lightning_weights(cli)[key]) for key, a in lightning_weights(script).items())
 
 
+FEW = "--trainer.max_steps=10"
 TRAININGS = {
     "DDP": ("lightning", "", TWO),
     "DDP by hand": ("by hand", "", []),
     "fully sharded": ("lightning", "", ["--trainer.devices=2", "--trainer.strategy=fsdp"]),
-    "mean of means": ("lightning", "mean of means", TWO),
-    "masks by rank": ("lightning", "masks by rank", TWO),
+    "mean of means": ("lightning", "mean of means", [*TWO, FEW]),
+    "masks by rank": ("lightning", "masks by rank", [*TWO, FEW]),
 }
 
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory):
-    """Folders of the trainings on two ranks and of the one on a single process: 76 steps each."""
+    """Folders of the trainings on two ranks and of the one on a single process: 76 steps each.
+
+    Broken ones take fewer.
+    """
     output = tmp_path_factory.mktemp("ranks")
     on_two_ranks(
         [
@@ -84,13 +88,14 @@ def on_ranks(tmp_path_factory):
 def difference(folders, name: str) -> float:
     """The largest relative difference of any loss from the single process."""
     one, other = curve(folders["one"]), curve(folders[name])
-    assert len(one) == len(other) >= 50 + 2
-    return float(np.max(np.abs(other - one) / one))
+    steps = min(len(one), len(other))
+    return float(np.max(np.abs(other[:steps] - one[:steps]) / one[:steps]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["DDP", "DDP by hand", "fully sharded"])
 def test_two_processes_have_the_curve_of_one(on_ranks, name):
+    assert len(curve(on_ranks[name])) == len(curve(on_ranks["one"])) >= 50 + 2
     assert difference(on_ranks, name) < TOLERANCE
 
 
@@ -98,6 +103,7 @@ def test_two_processes_have_the_curve_of_one(on_ranks, name):
 @pytest.mark.parametrize("name", ["mean of means", "masks by rank"])
 def test_the_comparison_notices_a_broken_training(on_ranks, name):
     """A loss averaged per rank, or masks that depend on the rank, are far outside."""
+    assert len(curve(on_ranks[name])) >= 10
     assert difference(on_ranks, name) > 100 * TOLERANCE
 
 

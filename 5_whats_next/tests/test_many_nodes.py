@@ -117,16 +117,18 @@ def test_killed_rank_ends_the_job(tmp_path):
         os.kill(zero, 0)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_restarted_job_ends_on_the_same_curve(one_node, tmp_path, monkeypatch, victim):
-    """All ranks start again, and they go on in the same run, from its last checkpoint."""
+def test_restarted_job_ends_on_the_same_curve(one_node, tmp_path, monkeypatch):
+    """All ranks start again, and they go on in the same run, from its last checkpoint.
+
+    This time it is rank 0 that dies, which holds what the ranks meet at.
+    """
     # Else the ranks of the second start may find the addresses of the first; see README.md.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     where = f"--trainer.output_dir={tmp_path}"
     words = [*STANDALONE, "--max-restarts=1", str(SCRIPT), *SETTINGS, *TWO, where]
     process = torchrun(*words)
     wait_for_step(process, tmp_path / "run_1", 20)
-    os.kill(ranks_of(process)[victim], signal.SIGKILL)
+    os.kill(ranks_of(process)[0], signal.SIGKILL)
     output = finish_well(process)
     assert [folder.name for folder in tmp_path.iterdir()] == ["run_1"]
     first, second = re.findall(r"training  steps (\d+) to", output)
@@ -153,9 +155,9 @@ def test_interrupt_saves_and_ends_all_ranks(one_node, tmp_path, number):
     saved = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
     assert f"stopped after step {saved}" in output
     wait_until_gone(process.pid)
-    resumed = [*words, f"--resume={folder}"]
-    finish_well(subprocess.Popen(resumed, **pipes))
-    assert_same_lightning_run(one_node, folder)
+    if number == signal.SIGTERM:  # both save in the same way, and a resumed run takes long
+        finish_well(subprocess.Popen([*words, f"--resume={folder}"], **pipes))
+        assert_same_lightning_run(one_node, folder)
 
 
 SRUN = """#!/bin/bash

@@ -6,10 +6,10 @@ from src.lightning_ranks import SharedError
 from src.model.pytorch_model import MaskedAutoencoder
 
 from tests.lightning_runs import OCEAN, TWO, call_lightning, curve, on_two_ranks
-from tests.test_fast_model import needs_compiler
+from tests.test_fast_model import ONE_BLOCK, needs_compiler
 
 TOLERANCE = 1e-5  # relative; only the order of the additions differs
-MEMORY = ["--data.dataset=OceanDataset"]
+MEMORY = ["--data.dataset=OceanDataset", *ONE_BLOCK]
 PARTS = ["--trainer.micro_batches=2"]
 LEAN = "--model.lean_decoder=true"
 

@@ -80,7 +80,7 @@ def test_what_is_wrong_with_pages_is_found(tmp_path):
     for name, text in {"a.html": good, "b/c.html": bad, "p": ""}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "s.css").write_text("@import 'https://a.example/font'; a { b: url(c.png) }")
-    assert website_check.problems(tmp_path) == [
+    assert website_check.problems(tmp_path, website_check.pages(tmp_path)) == [
         "b/c.html: 2 headings of the first level",
         "b/c.html: leads nowhere: no",
         "b/c.html: loads from another host: https://a.example/s.js",

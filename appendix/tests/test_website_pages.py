@@ -46,6 +46,11 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def known(site) -> dict[str, website_check.Page]:
+    return website_check.pages(site)
+
+
+@pytest.fixture(scope="module")
 def served(site) -> Iterator[str]:
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None: ...
@@ -67,10 +72,10 @@ def page() -> Iterator[Browser]:
         yield found
 
 
-def test_complete(site):
+def test_complete(site, known):
     """Nothing is broken, and there is a page for each text, difference and linked file."""
-    assert website_check.problems(site) == []
-    known, names = website_check.pages(site), website.documents(ROOT)
+    assert website_check.problems(site, known) == []
+    names = website.documents(ROOT)
     places = ("*.md", "[0-9]_*/README.md", "[0-9]_*/*/README.md", "appendix/README.md")
     texts = {path.relative_to(ROOT).as_posix() for place in places for path in ROOT.glob(place)}
     assert set(names) == texts
@@ -86,31 +91,45 @@ def test_complete(site):
         assert "[[[" not in path.read_text()
 
 
+LOOK = """({
+  title: document.querySelector("h1").innerText.trim(),
+  width: document.documentElement.scrollWidth,
+  colour: getComputedStyle(document.body).backgroundColor,
+  blocks: document.querySelectorAll("div.highlight > pre").length,
+  buttons: document.querySelectorAll("button.copy").length,
+  broken: [...document.images].filter((one) => one.complete && !one.naturalWidth).length,
+})"""
+WHITE = "rgb(255, 255, 255)"
+
+
+def assert_well(page: Browser, name: str, width: int) -> dict:
+    """What one sees of an open page, which has to be whole and no wider than the window."""
+    found = page.run(LOOK)
+    assert found["title"], name
+    assert found["width"] <= width, name
+    assert found["blocks"] == found["buttons"], name
+    assert found["broken"] == 0, name
+    assert page.complaints() == [], name
+    assert all(url.startswith(("file:", "data:")) for url in page.requests()), name
+    return found
+
+
 @needs_browser
-def test_every_page_on_a_phone_and_on_a_desk_in_light_and_dark(site, page):
-    """Pages of single files are all alike: for them the phone is enough, which is the narrower."""
-    for name, found in website_check.pages(site).items():
-        page.prefer("light")
-        page.size(*PHONE)
+def test_every_page_on_a_phone(site, known, page):
+    page.prefer("light")
+    page.size(*PHONE)
+    for name in known:
         page.open((site / name).as_uri())
-        colour = "getComputedStyle(document.body).backgroundColor"
-        assert page.run("document.querySelector('h1').innerText.trim()"), name
-        assert page.run("document.documentElement.scrollWidth") == PHONE[0], name
-        assert page.run(colour) == "rgb(255, 255, 255)", name
-        if "L1" not in found.names:
-            page.prefer("dark")
-            assert page.wait_for(f"{colour} !== 'rgb(255, 255, 255)'"), name
-            page.size(*DESKTOP)
-            assert page.run("document.documentElement.scrollWidth") <= DESKTOP[0], name
-        blocks, buttons = (
-            page.run(f"document.querySelectorAll('{which}').length")
-            for which in ("div.highlight > pre", "button.copy")
-        )
-        assert blocks == buttons, name
-        broken = "[...document.images].filter((one) => one.complete && !one.naturalWidth).length"
-        assert page.run(broken) == 0, name
-        assert page.complaints() == [], name
-        assert all(url.startswith(("file:", "data:")) for url in page.requests()), name
+        assert assert_well(page, name, PHONE[0])["colour"] == WHITE, name
+
+
+@needs_browser
+def test_every_text_on_a_desk_in_the_dark(site, known, page):
+    """Pages of single files are all alike: for them the phone is enough, which is the narrower."""
+    page.prefer("dark")
+    for name in (name for name, found in known.items() if "L1" not in found.names):
+        page.open((site / name).as_uri())
+        assert assert_well(page, name, DESKTOP[0])["colour"] != WHITE, name
 
 
 @needs_browser
