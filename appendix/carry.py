@@ -19,7 +19,8 @@ import tempfile
 from pathlib import Path
 
 import chapters
-from chapters import EXECUTABLE, LINK, ROOT, Content, UserError, covers, files, git, is_own, read
+from chapters import ROOT, covers, files, is_own
+from git_files import EXECUTABLE, LINK, Content, UserError, git, read
 
 CONFLICT = re.compile(r"^<{7} .*?^>{7} [^\n]*$", flags=re.MULTILINE | re.DOTALL)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import chapters
 from carry import write
-from chapters import ROOT, Content, Difference, UserError, counted, git_diff, read
+from chapters import ROOT, Difference, counted
+from git_files import Content, UserError, git, git_diff, read
 
 KINDS = {"adds": "new", "changes": "changed", "leaves": "left behind"}
 HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", flags=re.MULTILINE)
@@ -206,7 +207,7 @@ def show(root: Path, text: bytes) -> None:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
         return
-    pager = chapters.git(root, "var", "GIT_PAGER").decode().strip() or "cat"
+    pager = git(root, "var", "GIT_PAGER").decode().strip() or "cat"
     settings = {"LESS": "FRX", **os.environ}  # as git starts it
     process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager

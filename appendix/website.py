@@ -25,7 +25,8 @@ import chapters
 import website_check
 import website_text
 from carry import is_text, write
-from chapters import ROOT, Content, UserError, read
+from chapters import ROOT
+from git_files import Content, UserError, read
 
 SETTINGS = "website"
 OUTPUT = "output/website"

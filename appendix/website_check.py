@@ -12,6 +12,9 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "vide
 FOREIGN = re.compile(r"""(?:@import\s+|url\(\s*)["']?((?:https?:)?//[^"')\s]+)""")
 
 
+COLOURS = re.compile(r"<span class=[^>]*>|</span>")  # nearly all tags of a page with code
+
+
 class Page(HTMLParser):
     """Collects what a page is called, names, shows, loads and links to."""
 
@@ -23,7 +26,7 @@ class Page(HTMLParser):
         self.without_text: list[str] = []  # pictures that say nothing to who cannot see them
         self.titles = 0
         self.language = ""
-        self.feed(text)
+        self.feed(COLOURS.sub("", text))
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -25,6 +25,7 @@ SMALL = [
     "--data.batch_size=8",
     "--model.embed_dim=16",
     "--model.decoder_embed_dim=16",
+    "--model.depth=1",
     "--device=cpu",
 ]
 TWO_RUNGS = """

@@ -66,7 +66,7 @@ MATRIX = [
 FULL = os.environ.get("FULL_MATRIX")  # the others: see README.md
 SHORT = {
     ("training", "rank 1", 2, 0),
-    ("validation", "group", 2, 0),
+    ("validation", "group", 1, 0),
     ("saving", "rank 1", 2, 0),  # rank 1 waits in a collective, outside of Python
     ("waiting", "process", 1, 0),
     ("waiting", "group", 1, 2),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import website_check
 import website_text
-from chapters import ROOT, UserError
+from chapters import ROOT
+from git_files import UserError
 
 import website
 
