@@ -39,6 +39,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -104,7 +104,7 @@ def test_two_graphs_for_training_and_validation(monkeypatch, lean):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.compiler.reset()
     counters.clear()
-    shape, sizes = (1, 12, 16, 32), {"embed_dim": 16, "decoder_embed_dim": 16}
+    shape, sizes = (1, 12, 16, 32), {"embed_dim": 16, "decoder_embed_dim": 16, "depth": 1}
     torch.manual_seed(0)
     plain = MaskedAutoencoder(shape, **sizes)
     compiled = MaskedAutoencoder(shape, **sizes, compile=True, lean_decoder=lean)

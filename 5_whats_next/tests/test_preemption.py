@@ -119,14 +119,13 @@ def test_sigterm(monkeypatch, tmp_path, reference, moment, target, ranks, worker
         assert_same_lightning_run(reference, tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_after_the_last_step(tmp_path, number):
+def test_signal_after_the_last_step(tmp_path):
     """The training ends, and so does the run: with the signal's exit code, and nothing else."""
     process = start(tmp_path, "last validation")
     wait_for_moment(process, tmp_path / "moments", ["0"])
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
-    assert process.returncode == 128 + number, output
+    assert process.returncode == 128 + signal.SIGTERM, output
     assert "stopped after step 12; continue with:" in output
     assert "error" not in output
     assert newest_intact(tmp_path / "run" / "checkpoints")[1:] == (12, [])

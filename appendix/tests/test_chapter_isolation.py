@@ -1,5 +1,6 @@
 """Two chapters with the same package name in one pytest process: each test sees its own."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def test_each_chapter_imports_its_own(two_chapters, folder, arguments, passed):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *arguments],
         cwd=two_chapters / folder,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # some import a lot
         capture_output=True,
         text=True,
         check=False,

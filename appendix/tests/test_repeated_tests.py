@@ -1,5 +1,6 @@
 """The root's conftest.py: a copied test runs once, a changed one in each chapter."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -45,7 +46,10 @@ def collected(tmp_path):
 
     def collect(*words):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # some import a lot
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
         return re.findall(r"^(\d_\w/\S*::test_\w+)$", done.stdout, flags=re.MULTILINE)
 
     return collect
