@@ -13,7 +13,6 @@ too, and
 leaves out all copies.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -34,18 +33,6 @@ from reach import reach  # noqa: E402  it is found by the line above
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Several processes run tests on what may be two cores; tests compare runs with the same threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What the collection imports stays until the end: it is not searched for garbage, then and later.
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # Python's end takes it apart
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
