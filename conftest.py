@@ -101,5 +101,9 @@ def pytest_runtest_protocol(
     """Stop the forkserver after a chapter's last test: it has imported that chapter's ``src``."""
     result = yield
     if nextitem is None or item.nodeid.partition("/")[0] != nextitem.nodeid.partition("/")[0]:
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # what Python's tests use
+        server = forkserver._forkserver  # type: ignore[attr-defined]  # as Python's own tests do
+        if server._forkserver_pid:
+            # Only asked to stop, one has gone on for ever, and _stop() waits without a limit.
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
     return result

@@ -10,9 +10,7 @@ from urllib.parse import unquote, urlsplit
 # What a browser fetches by itself, unlike a link that the reader follows.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 FOREIGN = re.compile(r"""(?:@import\s+|url\(\s*)["']?((?:https?:)?//[^"')\s]+)""")
-
-
-COLOURS = re.compile(r"<span class=[^>]*>|</span>")  # nearly all tags of a page with code
+COLOURS = re.compile(r'<span class="[^"]*">|</span>')  # nearly all tags of a page with code
 
 
 class Page(HTMLParser):
