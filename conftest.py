@@ -13,6 +13,7 @@ too, and
 leaves out all copies.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,9 @@ from reach import reach  # noqa: E402  it is found by the line above
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Several processes run tests on what may be two cores; tests compare runs with the same threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Fewer looks for garbage: here, and in what the tests start (see .ci/python/sitecustomize.py).
+gc.set_threshold(10_000)
+os.environ["PYTHONPATH"] = str(ROOT / ".ci" / "python")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,7 @@
 """A batch in parts has the gradients of the whole one, on one rank and on two; so has compiling."""
 
+import os
+
 import numpy as np
 import pytest
 from src.lightning_ranks import SharedError
@@ -61,8 +63,9 @@ ON_RANKS = {
     "DDP": [*TWO, *PARTS],
     "fully sharded": ["--trainer.devices=2", "--trainer.strategy=fsdp", *PARTS],
     "fully sharded, lean": ["--trainer.devices=2", "--trainer.strategy=fsdp", LEAN],
-    "compiled": [*TWO, "--model.compile=true"],
 }
+if os.environ.get("FULL_MATRIX"):  # takes longer than all the others together: see README.md
+    ON_RANKS["compiled"] = [*TWO, "--model.compile=true"]
 
 
 @pytest.fixture(scope="module")
