@@ -15,13 +15,12 @@ the test suite, fails if a block is not what its call gives::
 import ast
 import json
 import re
-import subprocess
-import sys
 import tokenize
 from pathlib import Path
 
 import chapters
 import cog
+from forks import forks
 from walk import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,11 +198,10 @@ def excerpt(name: str, folder: str, first: str, last: str = "") -> None:
 
 def exercises() -> None:
     """What the chapter's unanswered exercises say, run now."""
-    command = [sys.executable, "exercises/check.py"]
-    done = subprocess.run(command, cwd=chapter(), capture_output=True, text=True, check=False)
-    if not done.stdout:
-        raise RuntimeError(done.stderr)
-    fenced(f"$ uv run python exercises/check.py\n{done.stdout}", "console")
+    code, printed = forks().run(chapter(), ["exercises/check.py"])
+    if code != 1:  # 1: some are not right yet
+        raise RuntimeError(printed)
+    fenced(f"$ uv run python exercises/check.py\n{printed}", "console")
 
 
 def refusals(commands: dict[str, str]) -> None:
@@ -212,17 +210,11 @@ def refusals(commands: dict[str, str]) -> None:
     A command is the arguments of pytorch_train.py, or begins with the name of another script.
     """
     words = json.dumps([command.split() for command in commands.values()])
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "appendix" / "refuse.py"), words],
-        cwd=chapter(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
+    code, printed = forks().run(chapter(), [str(ROOT / "appendix" / "refuse.py"), words])
+    if code:
+        raise RuntimeError(printed)
     cog.outl("| what is wrong | what you see |\n|---|---|")
-    for wrong, line in zip(commands, done.stdout.splitlines(), strict=True):
+    for wrong, line in zip(commands, printed.splitlines(), strict=True):
         # Long lists of allowed keys are cut: the table shows the form of the message.
         line = line if len(line) < 150 else line[:145].rpartition(" ")[0] + " ..."
         cog.outl(f"| {wrong} | `error: {line}` |")

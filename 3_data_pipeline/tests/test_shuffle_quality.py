@@ -61,10 +61,17 @@ def test_bad_input(capsys):
 
 @pytest.mark.slow
 def test_trains_with_an_order(tmp_path):
-    """As the default run, with few samples; what the training says last is the error."""
+    """As the default run, with few samples."""
     config = tmp_path / "few.yaml"
     config.write_text("data: {dataset: {init_args: {train_stride: [6, 8, 40]}}}")
     order = {"streams": 2, "buffer": 1}
     assert 0 < shuffle_quality.trained(order, str(config), 1, 0)["val_loss"] < 2
-    with pytest.raises(UserError, match="buffer"):
-        shuffle_quality.trained({"buffer": 0}, str(config), 1, 0)
+
+
+def test_what_a_training_says_last_is_the_error(tmp_path, monkeypatch):
+    training = tmp_path / "training"
+    training.write_text("#!/bin/sh\nprintf 'a warning\\nerror: buffer: 0\\n' >&2; exit 1\n")
+    training.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(training))
+    with pytest.raises(UserError, match="^error: buffer: 0$"):
+        shuffle_quality.trained({"buffer": 0}, "config/config.yaml", 1, 0)

@@ -2,9 +2,10 @@
 
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 
 import pytest
+from forks import Forks
 from measure import ROOT
 from terminal import readers_environment
 
@@ -22,9 +23,16 @@ def test_all_chapters_are_here():
     assert list(COMMANDS) == sorted(path.name for path in ROOT.glob("[0-9]_*"))
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    found = Forks(readers_environment() | {"WANDB_MODE": "disabled"})
+    yield found
+    found.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", COMMANDS)
-def test_a_chapter_alone_trains(chapter, tmp_path):
+def test_a_chapter_alone_trains(chapter, forks, tmp_path):
     """With the default config but for the number of steps; in the folder itself."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", chapter], cwd=ROOT, capture_output=True, text=True, check=True
@@ -33,14 +41,8 @@ def test_a_chapter_alone_trains(chapter, tmp_path):
         if (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / name)
-    done = subprocess.run(
-        [sys.executable, COMMANDS[chapter], "--trainer.max_steps=2"],
-        cwd=tmp_path / chapter,
-        env=readers_environment() | {"WANDB_MODE": "disabled"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "stopped after step 2" in done.stdout
+    words = [COMMANDS[chapter], "--trainer.max_steps=2"]
+    code, printed = forks.run(tmp_path / chapter, words)
+    assert code == 0, printed
+    assert "stopped after step 2" in printed
     assert (tmp_path / chapter / "output" / "run_1" / "checkpoints").is_dir()

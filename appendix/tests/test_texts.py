@@ -10,6 +10,7 @@ from pathlib import Path
 import measure
 import pytest
 import way
+from forks import forks
 from measure import ROOT
 
 APPENDIX = ROOT / "appendix" / "README.md"
@@ -25,13 +26,21 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture(scope="module")
+def checked() -> dict[str, str]:
+    """What cog says of each README; one process checks them all, for they share much."""
+    command = [sys.executable, "-m", "cogapp", "--check", "--diff", "-I", str(ROOT / "appendix")]
+    command += ["-p", "from blocks import *", *map(str, READMES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    parts = re.split(r"^Checking (\S+)", done.stdout, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True)) | {"errors": done.stderr}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES, ids=name)
-def test_generated_blocks_are_fresh(readme):
-    command = [sys.executable, "-m", "cogapp", "--check", "--diff", "-I", str(ROOT / "appendix")]
-    command += ["-p", "from blocks import *", str(readme)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_generated_blocks_are_fresh(readme, checked):
+    said = checked.get(str(readme))
+    assert said == "\n", f"{said}\n{checked['errors']}"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
@@ -119,38 +128,6 @@ def test_named_files_exist(readme):
 
 
 TRAIN_COMMAND = re.compile(r"(pytorch_train\.py|pytorch_ddp_train\.py|lightning_\w+)")
-# Parses commands, given as JSON: of each chapter a list of [script, arguments]. Chapters have
-# modules of the same names: each gets a process, forked when what takes long is imported.
-PARSE = """
-import contextlib, importlib, io, json, os, sys
-import dask.array, lightning.pytorch.cli, matplotlib.pyplot, s3fs, torch, wandb, xarray, zarr
-sys.path.insert(0, ".")
-
-def parse(commands):
-    from src.config import TrainerSettings, parse_config
-    for script, words in commands:
-        if script == "lightning_trainer":
-            sys.argv = [script, *words, "--print_config"]
-            with contextlib.redirect_stdout(io.StringIO()):
-                try:
-                    importlib.import_module(script).main()
-                except SystemExit as end:
-                    assert not end.code, end
-        else:
-            settings = TrainerSettings
-            if script == "lightning_train":
-                settings = importlib.import_module("src.lightning_settings").LightningSettings
-            parse_config("", words, settings)
-        print("ok", flush=True)
-
-for chapter, commands in json.loads(sys.argv[1]).items():
-    print(chapter, flush=True)
-    if not os.fork():
-        os.chdir(chapter)
-        parse(commands)
-        os._exit(0)
-    os.wait()
-"""
 
 
 def train_commands(chapter: Path) -> list[tuple[str, list[str]]]:
@@ -168,30 +145,20 @@ def train_commands(chapter: Path) -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def understood() -> dict[str, tuple[int, list[str], str]]:
-    """Of each chapter how many train commands its texts have, what was said of them, and errors."""
-    # These end the parsing, or need a run that is there.
-    endings = {"--help", "--data.dataset.help", "--resume", "--print_config"}
-    commands = {
-        name(chapter): [pair for pair in train_commands(chapter) if not endings & set(pair[1])]
-        for chapter in CHAPTERS
-    }
-    command = [sys.executable, "-c", PARSE, json.dumps(commands)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = dict(re.findall(r"^(\d_\w+)\n((?:ok\n)*)", done.stdout, re.MULTILINE))
-    return {key: (len(commands[key]), said.get(key, "").split(), done.stderr) for key in commands}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
-def test_train_commands_are_understood(chapter, understood):
+def test_train_commands_are_understood(chapter):
     """Every train command of the texts: no key that is gone, no typo."""
     known = ("pytorch_train", ["-c", "config/my_dataset.yaml", "--data.dataset.path", "mine.nc"])
     assert known in train_commands(CHAPTERS[0])
-    count, said, errors = understood[name(chapter)]
-    assert count >= 5
-    assert said == ["ok"] * count, errors
+    # These end the parsing, or need a run that is there.
+    endings = {"--help", "--data.dataset.help", "--resume", "--print_config"}
+    commands = [pair for pair in train_commands(chapter) if not endings & set(pair[1])]
+    assert len(commands) >= 5
+    script = ROOT / "appendix" / "parse_commands.py"
+    code, printed = forks().run(chapter, [str(script), json.dumps(commands)])
+    assert code == 0, printed
+    assert printed.splitlines() == ["ok"] * len(commands)
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name)
