@@ -38,7 +38,7 @@ def blocks_of(ours: ChunkStream, indices: Iterable[int]) -> list[tuple[int, int,
     return [ours.block_at(step) for step in ours.places_of(list(indices))]
 
 
-@pytest.mark.slow(copies=True)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "wrap", "block"),
     [

@@ -73,5 +73,5 @@ def test_what_a_training_says_last_is_the_error(tmp_path, monkeypatch):
     training.write_text("#!/bin/sh\nprintf 'a warning\\nerror: buffer: 0\\n' >&2; exit 1\n")
     training.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(training))
-    with pytest.raises(UserError, match="^error: buffer: 0$"):
+    with pytest.raises(UserError, match=r"^error: buffer: 0$"):
         shuffle_quality.trained({"buffer": 0}, "config/config.yaml", 1, 0)

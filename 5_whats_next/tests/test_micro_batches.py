@@ -34,7 +34,7 @@ def whole(tmp_path_factory):
     return output / "run_1"
 
 
-@pytest.mark.slow(copies=True)
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "sizes"), [(4, [2, 2, 2, 2]), (3, [3, 3, 2]), (8, [1] * 8)])
 def test_parts_have_the_curve_of_the_whole(whole, monkeypatch, tmp_path, parts, sizes):
     seen = []
