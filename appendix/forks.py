@@ -47,7 +47,11 @@ class Forks:
         assert self.process.stdout
         self.process.stdin.write(json.dumps([str(folder), words]) + "\n")
         self.process.stdin.flush()
-        return tuple(json.loads(self.process.stdout.readline()))
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process that forks has ended; its error is above")
+        code, output = json.loads(answer)
+        return code, output
 
     def close(self) -> None:
         """End the process, and wait for that."""
