@@ -110,7 +110,8 @@ def one_file(page: website_check.Page) -> bool:
 def shown(site: Path, known: dict[str, website_check.Page]) -> list[str]:
     """Pages to look at: of the hundreds of single files the longest and the widest of each kind.
 
-    One function makes them all, and ``test_complete`` reads them all. FULL_MATRIX=1 shows them all.
+    One function makes them all, and ``test_complete`` reads them all. With FULL_MATRIX=1, as in the
+    workflow that puts the site online, it is every page.
     """
     texts = [name for name, page in known.items() if not one_file(page)]
     files = [name for name, page in known.items() if one_file(page)]
