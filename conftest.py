@@ -36,7 +36,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Fewer looks for garbage: here, and in what the tests start (see .ci/python/sitecustomize.py).
 gc.set_threshold(10_000)
-os.environ["PYTHONPATH"] = str(ROOT / ".ci" / "python")
+PLACES = [str(ROOT / ".ci" / "python"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, PLACES)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

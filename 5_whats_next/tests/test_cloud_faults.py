@@ -86,14 +86,15 @@ def test_credentials_in_a_url_are_refused():
 def test_persistent_fault_ends_the_read(proxy, monkeypatch, kind, message):
     """When its patience is at an end; opening has the time that it needs on busy cores."""
     place, stores, open_it = "s3://bucket/small.zarr", [], CloudDataset.store
-    monkeypatch.setattr(
-        CloudDataset,
-        "store",
-        lambda *given, **more: stores.append(open_it(*given, **more)) or stores[-1],
-    )
-    ours = dataset(place)
-    for store in stores:
-        store.patience = 1.0
+
+    def store(*given, **settings):
+        stores.append(open_it(*given, **settings))
+        return stores[-1]
+
+    monkeypatch.setattr(CloudDataset, "store", store)
+    ours = dataset(place, patience=30.0)
+    assert [store.patience for store in stores] == [30.0]
+    stores[0].patience = 1.0
     proxy.faults.append(Fault(kind, "GET", "/a/c/", times=None))
     start = time.monotonic()
     with pytest.raises(CloudError) as caught:

@@ -32,9 +32,15 @@ def fast(place: str = PLACE, **settings) -> FastDataset:
 
 def impatient(monkeypatch: pytest.MonkeyPatch, **settings) -> FastDataset:
     """Its reads end after a second; opening has the time that it needs on busy cores."""
-    context = fast_dataset.read_context
-    monkeypatch.setattr(fast_dataset, "read_context", lambda *given: context(*given[:2], 1.0))
-    ours = fast(**settings)
+    seen, context = [], fast_dataset.read_context
+
+    def read_context(concurrency, cache_mb, patience):
+        seen.append(patience)
+        return context(concurrency, cache_mb, 1.0)
+
+    monkeypatch.setattr(fast_dataset, "read_context", read_context)
+    ours = fast(patience=30.0, **settings)
+    assert set(seen) == {30.0}
     ours.patience = 1.0
     return ours
 

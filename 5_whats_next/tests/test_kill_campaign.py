@@ -1,4 +1,4 @@
-"""The campaign in short form: killed at each kind of moment, back on the same curve to the bit."""
+"""Some cases of the campaign: killed in the middle, and back on the same curve to the bit."""
 
 import os
 

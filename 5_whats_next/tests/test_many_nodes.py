@@ -219,7 +219,7 @@ def test_one_process_downloads_and_the_others_read():
     assert len({mean for _, mean in means}) == 1
 
 
-@pytest.mark.skipif(not FULL, reason="the library's own failures are tests of test_ranks.py")
+@pytest.mark.skipif(not FULL, reason="test_ranks.py has downloads that fail in a training")
 def test_failed_download_ends_every_rank():
     address = f"http://127.0.0.1:{free_port()}/absent.nc"
     process = torchrun(*STANDALONE, "rank_zero_download.py", address)
