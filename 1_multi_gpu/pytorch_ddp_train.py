@@ -1,179 +1,161 @@
 """Train on several devices in plain PyTorch: what Lightning does for you, written out.
 
-  uv run torchrun --standalone --nproc-per-node 2 pytorch_ddp_train.py --trainer.accelerator cpu
-
-Needs torchrun, which starts this script once for each device and tells each process its rank. It
-takes the settings of pytorch_train.py. To keep it short it leaves out what chapter 0 and
-lightning_train.py have: pictures of every epoch, checkpoints inside an epoch, Ctrl-C that saves.
+uv run torchrun --standalone --nproc-per-node 2 pytorch_ddp_train.py --trainer.accelerator cpu
 """
 
+import contextlib
 import os
 import sys
-from functools import partial
+import time
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from jsonargparse import Namespace
-from src.checkpoint import TrainingState, checkpoint_to_resume
-from src.config import CHAPTER, parse_config, run_folder
-from src.data.lightning_sampler import EvaluationSlice, TrainBatches
-from src.data.loaders import Loaders, make_loaders
-from src.device import choose_device, describe_device
-from src.errors import UserError
-from src.evaluation import SquaredError
-from src.lightning_errors import one_line_errors
-from src.lightning_ranks import seed_of_rank, shared_fate
-from src.model.pytorch_model import MaskedAutoencoder
+from src.checkpoint import TrainingState
+from src.config import CHAPTER, choose_device, parse_config
+from src.data.lightning_datamodule import RankLoaders
+from src.errors import GracefulInterrupt, UserError, one_line_errors
+from src.evaluation import evaluate, to_scores
+from src.model.lightning_module import sum_over_ranks
+from src.model.pytorch_model import MaskedAutoencoder, Output
 from src.optim import make_optimizer
-from src.report import report
+from src.report import draw, report
 from src.reproducibility import set_seed
-from src.tracking import Tracker, new_run_folder, wandb_mode
-from torch import nn
+from src.tracking import Tracker, new_run_folder
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 
 def main() -> int:
-    """Read the settings, meet the other processes, train. Returns the exit code."""
+    """Read the settings, train, report. Returns the exit code."""
     config, resolved = parse_config(__doc__)
-    if "RANK" not in os.environ:
-        raise UserError("RANK is not set; start this script with torchrun, as its --help shows")
-    device = choose_device(config.trainer.accelerator)
+    seed, device = config.seed_everything, choose_device(config.trainer.accelerator)
+    # torchrun starts this script once for each device, and tells each process its rank.
+    if "RANK" not in os.environ or device.type == "mps":
+        raise UserError("start this script with torchrun, on CPUs or on CUDA devices")
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # one GPU for each process
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    # The processes find each other at MASTER_ADDR:MASTER_PORT, which torchrun has set.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        set_seed(config.seed_everything, config.trainer.deterministic)  # the same on all ranks
-        train(config, resolved, device, build_data(config))
-    finally:
-        dist.destroy_process_group()
-    return 0
+    if dist.get_rank() > 0:  # rank 0 speaks for all
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until this process ends
+    set_seed(seed, config.trainer.deterministic)  # the same on all ranks: the same initial weights
 
-
-def build_data(config: Namespace) -> Loaders:
-    """Build the datasets: first on one process of each machine, which may download."""
-    local_rank = int(os.environ["LOCAL_RANK"])
-    for turn in (0, 1):
-        # The end of shared_fate is the barrier: all ranks meet there, or fail there together.
-        with shared_fate():
-            if min(local_rank, 1) == turn:
-                loaders = make_loaders(**vars(config.data), seed=config.seed_everything)
-            if config.data.batch_size % dist.get_world_size():
-                raise UserError(
-                    f"data.batch_size: {config.data.batch_size} samples cannot be shared by "
-                    f"{dist.get_world_size()} devices"
-                )
-    return loaders
-
-
-def train(config: Namespace, resolved: str, device: torch.device, loaders: Loaders) -> None:
-    """Train to the end; rank 0 writes what there is to write."""
-    trainer, rank, world_size = config.trainer, dist.get_rank(), dist.get_world_size()
-    shape, seed = loaders.train_set.sample_shape, config.seed_everything
+    loaders = RankLoaders(dist.get_rank(), dist.get_world_size(), **vars(config.data), seed=seed)
+    shape = loaders.train_set.sample_shape
     model = MaskedAutoencoder(shape, **vars(config.model), seed=seed).to(device)
-    total_steps = trainer.max_epochs * loaders.steps_per_epoch
+    total_steps = config.trainer.max_epochs * loaders.steps_per_epoch
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
-    state = TrainingState(model, optimizer, scheduler, yaml.safe_load(resolved))
+    state = TrainingState(model, optimizer, scheduler)
+
+    # A resumed run goes on in its own folder, a new one gets a new folder: none is overwritten.
     if config.resume:
-        state.load(checkpoint_to_resume(config.resume))
-    # From here on every backward pass averages the gradients over the ranks, while it still runs.
-    parallel = DistributedDataParallel(model)
-    tracker = open_tracker(config, resolved, state, loaders) if rank == 0 else None
-    if rank == 0:
-        print(f"device    {describe_device(device)}, {world_size} ranks, {dist.get_backend()}")
-
-    batches = TrainBatches(
-        len(loaders.train_set),
-        seed,
-        config.data.batch_size,
-        rank,
-        world_size,
-        step=lambda: state.step,
-    )
-    own = EvaluationSlice(len(loaders.val_set), rank, world_size)
-    new_loader = partial(
-        DataLoader,
-        num_workers=loaders.train.num_workers,
-        multiprocessing_context=loaders.train.multiprocessing_context,
-        worker_init_fn=loaders.train.worker_init_fn,
-        generator=torch.Generator().manual_seed(seed_of_rank(seed, rank)),
-    )
-    train_loader = new_loader(loaders.train_set, batch_sampler=batches)
-    val_loader = new_loader(loaders.val_set, batch_size=config.data.batch_size, sampler=own)
-    while state.step < total_steps:
-        epoch = state.step // loaders.steps_per_epoch
-        for x, index in train_loader:
-            lr = scheduler.get_last_lr()[0]
-            output = parallel(x.to(device), index.to(device), epoch)
-            # How many valid elements have all ranks together? A mean of the ranks' means would give
-            # a rank with much land the same weight as one with none.
-            count = output.valid_count.clone()
-            dist.all_reduce(count)
-            # DDP will divide the sum of the gradients by world_size; this takes it back.
-            loss = output.squared_error * world_size / count.clamp(min=1)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.gradient_clip_val)
-            optimizer.step()
-            scheduler.step()
-            state.step += 1
-            if state.step % trainer.log_every_n_steps == 0:
-                mean = loss.detach() / world_size
-                dist.all_reduce(mean)
-                if tracker:
-                    tracker.log(state.step, epoch, {"train_loss": mean.item(), "lr": float(lr)})
-        metrics = validate(model, val_loader, loaders, device)
-        if tracker:
-            tracker.log(state.step, epoch, metrics)
-            scores = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            print(f"epoch {epoch + 1} of {trainer.max_epochs}: {scores}", flush=True)
-            state.save(tracker.folder / "checkpoints" / "last.pt")
-    if tracker:
-        with tracker:
-            report(model, loaders.val, device, tracker, state.step)
-    dist.barrier()  # rank 0 is busy; who leaves now takes the process group down
-
-
-def open_tracker(
-    config: Namespace, resolved: str, state: TrainingState, loaders: Loaders
-) -> Tracker:
-    """The run's folder and its files: on rank 0 only, or all ranks would write the same ones."""
-    mode = wandb_mode(config.trainer.wandb)
-    if config.resume:
-        folder = run_folder(config.resume)
-    else:
+        folder = Path(config.resume)
+        state.load(folder / "checkpoints" / "last.pt")
+    elif loaders.rank == 0:
         folder = new_run_folder(CHAPTER / config.trainer.output_dir)
         (folder / "config.yaml").write_text(resolved)
-    names = loaders.val_set.variables
-    tracker = Tracker(folder, names, state.config, mode, state.step, state.run_id)
-    state.run_id = tracker.run.id
-    print(f"output    {os.path.relpath(folder)}")
-    return tracker
+    else:
+        folder = Path("of rank 0, which alone writes")
+    where = os.path.relpath(folder)
+    print(f"device    {device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}")
+    print(f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation {shape}")
+    print(f"model     {sum(p.numel() for p in model.parameters()):,} parameters")
+    print(f"training  steps {state.step} to {total_steps}, {loaders.batch_size} samples each")
+    print(f"output    {where}", flush=True)
+
+    tracker = None
+    if loaders.rank == 0:
+        tracker = Tracker(folder, config.trainer.wandb, state.step, state.run_id)
+        state.run_id = tracker.run.id
+    with tracker.run if tracker else contextlib.nullcontext():
+        signal_number = train(state, total_steps, loaders, config.trainer, tracker)
+        if tracker and state.step == total_steps:
+            report(model, loaders.val_set, tracker, state.step)
+    dist.barrier()  # rank 0 may be busy: a rank that leaves takes the process group down
+    dist.destroy_process_group()
+    if state.step < total_steps:
+        print(f"stopped after step {state.step}; go on with --resume {where}")
+    return 128 + signal_number if signal_number else 0
 
 
-@torch.no_grad()
-def validate(
-    model: nn.Module, loader: DataLoader, loaders: Loaders, device: torch.device
-) -> dict[str, float]:
-    """The scores over all ranks' samples: each counts once, also where a round is filled up."""
-    error = SquaredError(loaders.val_set)
-    sums = torch.zeros(2, dtype=torch.float64)
-    model.eval()
-    for x, index in loader:
-        foreign = index % dist.get_world_size() != dist.get_rank()
-        x = x.masked_fill(foreign[:, None, None, None, None], torch.nan).to(device)
-        output = model(x, index.to(device))
-        sums += torch.tensor([output.squared_error.item(), output.valid_count.item()])
-        error.update(output.prediction, x, output.hidden)
-    model.train()
-    for total in (sums, error.total, error.count):
-        reduced = total.to(device)
-        dist.all_reduce(reduced)
-        total.copy_(reduced)
-    return {"val_loss": float(sums[0] / sums[1]), **error.rmse()}
+def train(
+    state: TrainingState, total_steps: int, loaders: RankLoaders, trainer: Namespace, tracker: Any
+) -> int:
+    """Train to ``total_steps``, or until a signal, whose number is returned, or ``max_steps``."""
+    interrupt = GracefulInterrupt()
+    device = next(state.model.parameters()).device
+    checkpoints = tracker.folder / "checkpoints" if tracker else Path()
+    # From here on, each backward pass averages the gradients over the ranks, while it still runs.
+    parallel = DistributedDataParallel(state.model)
+    checkpoint_every = trainer.checkpoint_every_n_steps or total_steps
+    picture_every = trainer.picture_every_n_epochs or trainer.max_epochs
+    # The loader asks for the step when an epoch begins: a resumed run may begin in the middle.
+    train_loader, val_loader = loaders.train_loader(lambda: state.step), loaders.val_loader()
+    bar = tqdm(total=total_steps, initial=state.step, disable=None if tracker else True)
+    stop = False
+    while state.step < total_steps and not stop:
+        epoch, first = state.step // loaders.steps_per_epoch, state.step
+        start = time.perf_counter()
+        for x, index in train_loader:
+            lr = state.scheduler.get_last_lr()[0]
+            output = parallel(x.to(device), index.to(device), epoch)
+            loss = train_step(state, output, trainer.gradient_clip_val)
+            bar.update()
+            if tracker and state.step % trainer.log_every_n_steps == 0:
+                speed = (state.step - first) * loaders.batch_size / (time.perf_counter() - start)
+                row = {"train_loss": loss, "lr": lr, "samples_per_second": speed}
+                tracker.log(state.step, epoch, row)
+                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.0f} samples/s", refresh=False)
+            # Only one rank may have got a signal. They ask each other, so that all stop together.
+            number = torch.tensor(interrupt.signal_number, device=device)
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+            interrupt.signal_number = int(number)
+            stop = interrupt.signal_number > 0 or state.step == trainer.max_steps
+            if state.step % loaders.steps_per_epoch == 0:
+                sums = evaluate(state.model, val_loader, baselines={})["masked autoencoder"]
+                scores = to_scores(sum_over_ranks(sums), loaders.val_set)
+                if tracker is None:
+                    continue
+                tracker.log(state.step, epoch, scores)
+                shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+                bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}")
+                # The best one first: after a crash in between, the epoch's end comes again.
+                if scores["val_loss"] < state.best_loss:
+                    state.best_loss = scores["val_loss"]
+                    state.save(checkpoints / "best.pt")
+                state.save(checkpoints / "last.pt")
+                if (epoch + 1) % picture_every == 0:
+                    draw(state.model, loaders.val_set, tracker, state.step, scores={})
+            elif tracker and (stop or state.step % checkpoint_every == 0):
+                state.save(checkpoints / "last.pt")
+            if stop:
+                break
+    bar.close()
+    # Ends the loaders' workers now. Matplotlib may keep this function's variables until the garbage
+    # is collected, and then a worker takes five seconds to end.
+    del train_loader, val_loader
+    return interrupt.signal_number
+
+
+def train_step(state: TrainingState, output: Output, clip: float) -> float:
+    """Take one optimiser step and return the loss. Raises UserError if it is not finite."""
+    # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one rank
+    # may have much land. DDP divides by the number of ranks, which is taken back here.
+    count = sum_over_ranks(output.valid_count).clamp(min=1)
+    loss = output.squared_error * dist.get_world_size() / count
+    state.optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+    # Before the step: a norm that is NaN makes all gradients NaN, and one step all weights.
+    if not torch.isfinite(loss + norm):
+        raise UserError(f"step {state.step + 1}: loss {loss}, gradient {norm}; lower optimizer.lr?")
+    state.optimizer.step()
+    state.scheduler.step()
+    state.step += 1
+    return (sum_over_ranks(output.squared_error) / count).item()
 
 
 if __name__ == "__main__":

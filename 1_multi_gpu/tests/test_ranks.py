@@ -1,199 +1,117 @@
-"""Two real processes: what they share, what they must not share, and how they fail together.
-They run rank_checks.py and rank_failures.py, which write what each rank saw.
-"""
+"""Several processes, launched for real: one curve, signals, kills, machines, GPUs."""
 
-from collections.abc import Iterator
-from pathlib import Path
+import json
+import os
+import random
+import signal
+import socket
 
 import numpy as np
+import psutil
 import pytest
 import torch
-import xarray as xr
-from src.evaluation import score_baselines, validate
-from src.lightning_ranks import early_rank, seed_of_rank
-from src.model.pytorch_model import MaskedAutoencoder
-from torch.utils.data import DataLoader
+from src.config import CHAPTER
 
-from tests import rank_failures
-from tests.lightning_runs import run_on_two_ranks
-from tests.rank_checks import MODEL, SCRIPTS, SHAPE, SIZES, val_set
-from tests.runs import reference_run, rows
-from tests.test_cifar10 import write_archive
+from tests.runs import rows, start, train, wait_for_step
 
-
-def test_generators_of_ranks_and_seeds_differ():
-    """A generator on the CPU takes the low 32 bits of its seed, and ignores the others."""
-    seeds = [seed_of_rank(seed, rank) for seed in range(50) for rank in range(50)]
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    first = {torch.randint(2**62, (), generator=generator).item() for generator in generators}
-    assert len(first) == len(seeds)
+pytestmark = pytest.mark.slow
+OCEAN = [f"-c={CHAPTER}/tests/ocean.yaml"]
+DDP = [*OCEAN, "--trainer.devices=2", "--trainer.strategy=ddp"]
+SCRIPT = ["lightning_train.py"]
+TORCHRUN = ["-m", "torch.distributed.run"]
+GPUS = torch.cuda.device_count()
+# For two_ranks.py: a script, and what is broken, or the rank that gets a signal and its number.
+RIGHT = ("lightning", "")
+MUTATIONS = [("lightning", "mean of means"), ("lightning", "masks by rank")]
+STOPPED = [("lightning", "1 15"), ("by hand", "1 2")]
 
 
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_LOCALID"])
-def test_early_rank(monkeypatch, name):
-    for variable in ("LOCAL_RANK", "SLURM_LOCALID"):
-        monkeypatch.delenv(variable, raising=False)
-    assert early_rank() == 0
-    monkeypatch.setenv(name, "3")
-    assert early_rank() == 3
+def finish(process, exit_code: int = 0) -> str:
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == exit_code, output
+    return output
+
+
+def curve(folder) -> np.ndarray:
+    """All losses, of training and validation."""
+    return np.array([float(row["train_loss"] or row["val_loss"]) for row in rows(folder)])
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Iterator[rank_failures.Archive]:
-    path = tmp_path_factory.mktemp("archive") / "archive"
-    with rank_failures.serve(path, write_archive(path)) as served:
-        yield served
+def two_ranks(tmp_path_factory):
+    """The runs' folders, all from one launch, which also resumes the stopped ones; its output."""
+    folders, entries = {}, []
+    for script, how in (RIGHT, *MUTATIONS, *STOPPED):
+        output = tmp_path_factory.mktemp("two_ranks")
+        settings = [f"--trainer.output_dir={output}", *(DDP if script == "lightning" else OCEAN)]
+        folders[script, how] = output / "run_1"
+        entries.append((script, how, settings))
+        if (script, how) in STOPPED:
+            entries.append((script, "", [*settings, f"--resume={output}/run_1"]))
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "tests/two_ranks.py"]
+    return folders, finish(start(output, json.dumps(entries), command=command))
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory, archive) -> rank_failures.Ranks:
-    folder = tmp_path_factory.mktemp("healthy")
-    (folder / "download").mkdir()
-    ranks = rank_failures.launch("tests.rank_checks", folder, archive)
-    assert ranks.code == 0, ranks.printed
-    return ranks
+def test_two_ranks_give_the_curve_of_one_process(monkeypatch, tmp_path, two_ranks):
+    """The ranks see windows with more and with less land. The mutations: what is noticed."""
+    one = curve(train(monkeypatch, tmp_path, *OCEAN))
+    for key in (RIGHT, *MUTATIONS):
+        difference = np.abs(curve(two_ranks[0][key]) / one - 1)[:50].max()
+        assert difference > 1e-3 if key in MUTATIONS else difference < 1e-5, (key, difference)
 
 
-@pytest.fixture(scope="module")
-def failing(tmp_path_factory, archive) -> rank_failures.Ranks:
-    folder = tmp_path_factory.mktemp("failing")
-    (folder / "archive").write_bytes(archive.path.read_bytes())
-    return rank_failures.launch("tests.rank_failures", folder, archive)
+def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(two_ranks):
+    """To the bits of Lightning's whole run. Broken by: no reduce in StopAndSave (it hangs)."""
+    folders, console = two_ranks
+    for key, step, code in zip(STOPPED, (48, 49), (143, 130), strict=True):
+        assert f"stopped after step {step};" in console
+        assert f"exit code of rank 0: {code}" in console
+        assert f"steps {step} to 76" in console
+        assert rows(folders[key]) == rows(folders[RIGHT])
 
 
-def of_ranks(ranks: rank_failures.Ranks, *keys: str) -> list:
-    """What each rank wrote under ``keys``."""
-    found = ranks.seen
-    for key in keys:
-        found = [of_rank[key] for of_rank in found]
-    return found
+def test_a_kill_of_all_ranks_loses_nothing(tmp_path, two_ranks):
+    """SIGKILL at a random step, with Lightning's own launcher; SIGTERM to a child, too."""
+    settings = [*DDP, "--trainer.checkpoint_every_n_steps=7"]
+    process, folder = start(tmp_path, *settings, command=SCRIPT), tmp_path / "run_1"
+    wait_for_step(process, folder, random.randint(8, 45))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+    settings.append(f"--resume={folder}")
+    process = start(tmp_path, *settings, command=SCRIPT)
+    wait_for_step(process, folder, 50)
+    for child in psutil.Process(process.pid).children():
+        child.terminate()
+    finish(process, 143)
+
+    finish(start(tmp_path, *settings, command=SCRIPT))
+    assert rows(folder) == rows(two_ranks[0][RIGHT])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_one_rank_downloads_and_all_read(healthy, archive, script):
-    assert archive.asked.count(f"/whole/{script.replace(' ', '-')}") == 1
-    first, second = of_ranks(healthy, "download", script)
-    assert first == second
-    folder = healthy.folder / "download"
-    assert (folder / script).read_bytes() == archive.path.read_bytes()
-    assert sorted(path.name for path in folder.iterdir()) == sorted(SCRIPTS)  # nothing temporary
+def test_two_machines_form_one_job(tmp_path, two_ranks):
+    """Two torchrun agents of this machine, as in the README."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = ["--master-addr=127.0.0.1", f"--master-port={free.getsockname()[1]}"]
+    settings = [*OCEAN, "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
+    agents = []
+    for rank in (0, 1):
+        command = [*TORCHRUN, "--nnodes=2", *address, f"--node-rank={rank}", *SCRIPT]
+        agents.append(start(tmp_path, *settings, command=command))
+    for agent in agents:
+        finish(agent)
+    assert rows(tmp_path / "run_1") == rows(two_ranks[0][RIGHT])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cause", rank_failures.LINES)
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_failure_ends_all_ranks_with_one_line(failing, script, cause):
-    told, silent = of_ranks(failing, "ends", script, cause)
-    assert silent == 1
-    rank_failures.assert_one_line(silent, told, cause)
-    assert not rank_failures.left_over(failing.folder / script / cause)
-
-
-@pytest.mark.slow
-def test_a_failure_by_hand_ends_the_launch(failing):
-    rank_failures.assert_one_line(failing.code, failing.printed, "404")
-
-
-@pytest.mark.slow
-def test_a_failure_in_lightning_train_ends_the_launch(archive, tmp_path):
-    arguments = rank_failures.arguments_of("lightning", "cut", tmp_path, archive.url, archive.md5)
-    ended = run_on_two_ranks("lightning_train.py", *arguments)
-    rank_failures.assert_one_line(*ended, "cut")
-    assert not rank_failures.left_over(tmp_path)
-
-
-@pytest.mark.slow
-def test_ranks_share_a_failure(failing):
-    first, second = of_ranks(failing, "failures")
-    assert first["[]"] == second["[]"] == []
-    assert first["[0]"] == ["failure 0 (rank 0 of 2)", True]
-    assert first["[1]"] == ["failure 1 (rank 1 of 2)", True]
-    assert first["[0, 1]"] == ["failure 0", True]
-    told = {failing: [found[0], False] for failing, found in first.items() if found}
-    assert second == {"[]": [], **told}  # the same, but rank 0 reports it
-
-
-@pytest.mark.slow
-def test_sums(healthy):
-    for rank, (before, after, totals) in enumerate(of_ranks(healthy, "sums")):
-        assert before == after == [[rank + 1, (rank + 1) * 2**-40], (rank + 1) * (2**60 + 1)]
-        assert totals == [[3, 3 * 2**-40], 3 * (2**60 + 1)]
-
-
-def scores_of_one_process(size: int) -> dict[str, dict[str, float]]:
-    torch.manual_seed(0)
-    model, device = MaskedAutoencoder(SHAPE, **MODEL), torch.device("cpu")
-    loader = DataLoader(val_set(size), 4)
-    found = validate(model, loader, device)
-    baselines = score_baselines(model, loader, device)
-    return {"lightning": found, "by hand": found, "masked autoencoder": found, **baselines}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-def test_each_validation_sample_counts_once(healthy, size):
-    for found in of_ranks(healthy, "scores", str(size)):
-        for name, expected in scores_of_one_process(size).items():
-            assert found[name] == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-def test_each_sample_is_predicted_once(healthy, size):
-    folder = healthy.folder / f"predict {size}" / "run_1"
-    parts = [xr.load_dataset(folder / f"predictions-{rank}.nc") for rank in (0, 1)]
-    assert sorted(np.concatenate([part["sample"] for part in parts])) == list(range(size))
-    for part in parts:
-        for sample in part["sample"].values:
-            found, x = part.sel(sample=sample), val_set(size)[int(sample)][0].numpy()
-            seen = found["hidden"].values == 0
-            np.testing.assert_array_equal(found["noise_0"].values[seen], x[0][seen])
-
-
-@pytest.mark.slow
-def test_seeds_differ_between_ranks_and_workers(healthy, failing):
-    """And are the same in another start."""
-    seen = of_ranks(healthy, "draws")
-    for kind in (0, 1):  # the seed of torch, and the dataset's own generator
-        assert len({worker[kind] for rank in seen for worker in rank}) == 4
-    assert seen == of_ranks(failing, "draws")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_ranks_begin_with_the_same_weights(healthy, script):
-    first, second = of_ranks(healthy, "training", script, "weights")
-    assert len(first) == 1
-    assert first == second
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_rank_zero_alone_writes(healthy, script):
-    assert of_ranks(healthy, "training", script, "wandb") == [1, 0]
-    first, second = of_ranks(healthy, "training", script, "printed")
-    assert second == ""
-    assert first.count("epoch 3 of 3") == first.count("output    ") == 1
-    output = healthy.folder / script
-    assert [path.name for path in output.iterdir()] == ["run_1"]
-    assert len(list(output.rglob("offline-run-*"))) == len(list(output.rglob("metrics.csv"))) == 1
-
-
-def schedule(folder: Path) -> list[tuple[str, str, np.float32]]:
-    """Step, epoch and learning rate of each step."""
-    return [(r["step"], r["epoch"], np.float32(r["lr"])) for r in rows(folder) if r["lr"]]
-
-
-@pytest.mark.slow
-def test_same_steps_and_learning_rates_as_one_process(healthy, monkeypatch, tmp_path):
-    reference = schedule(reference_run(monkeypatch, tmp_path))
-    assert [int(step) for step, *_ in reference] == list(range(1, 13))
-    for script in SCRIPTS:
-        assert schedule(healthy.folder / script / "run_1") == reference
-
-
-@pytest.mark.slow
-def test_ranks_share_the_batch(healthy):
-    printed, _ = of_ranks(healthy, "training", "lightning", "printed")
-    assert "steps 0 to 12, 8 samples each: 4 on each rank" in printed
+@pytest.mark.skipif(GPUS == 0, reason="needs a GPU")
+def test_gpus_with_nccl_give_the_curve_of_one_gpu_and_of_the_cpu(monkeypatch, tmp_path):
+    """Also where there is only one GPU. After step 50 the differences of rounding grow."""
+    cuda = [*OCEAN, "--trainer.accelerator=cuda"]
+    ddp = [*cuda, f"--trainer.devices={GPUS}", "--trainer.strategy=ddp"]
+    by_hand = [*TORCHRUN, "--standalone", f"--nproc-per-node={GPUS}", "pytorch_ddp_train.py"]
+    one = curve(train(monkeypatch, tmp_path, *cuda))[:50]
+    for settings, command in ((ddp, SCRIPT), (cuda, by_hand), (OCEAN, SCRIPT)):
+        finish(start(tmp_path, *settings, command=command))
+    for run, tolerance in (("run_2", 1e-5), ("run_3", 1e-5), ("run_4", 1e-3)):
+        np.testing.assert_allclose(curve(tmp_path / run)[:50], one, rtol=tolerance)

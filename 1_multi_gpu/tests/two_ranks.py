@@ -1,49 +1,50 @@
-"""Started by torchrun on each rank: runs several trainings one after the other.
+"""Started by torchrun on each of two ranks: several trainings, which share the start's seconds.
 
-Starting two processes takes many seconds, most of them to import torch, so the tests of two ranks
-share one start. The first argument is a JSON list of [script, mutation, arguments].
+The last argument is a JSON list of [script, how, arguments]. How is "", a mutation, or "RANK
+NUMBER": that signal, to that rank, at its 50th mask; one or two before it are for validation.
 """
 
 import contextlib
 import json
+import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lightning_train
 import pytorch_ddp_train
-import src.model.lightning_module as lightning_module
-import src.model.pytorch_model as pytorch_model
 import torch.distributed as dist
+from src.model import pytorch_model
 
-SCRIPTS = {"lightning": lightning_train, "by hand": pytorch_ddp_train}
-
-
-@contextlib.contextmanager
-def mutated(mutation: str) -> Iterator[None]:
-    """Break the training in one of the ways that the same-curve test has to notice."""
-    sums, random_mask = lightning_module.sum_over_ranks, pytorch_model.random_mask
-    if mutation == "mean of means":
-        # The count of this rank alone, times the number of ranks: each rank's own mean.
-        lightning_module.sum_over_ranks = lambda *ns: [n * dist.get_world_size() for n in ns]
-    if mutation == "masks by rank":
-        pytorch_model.random_mask = lambda valid, index, seed, *rest: random_mask(
-            valid, index, seed + dist.get_rank(), *rest
-        )
-    try:
-        yield
-    finally:
-        lightning_module.sum_over_ranks, pytorch_model.random_mask = sums, random_mask
-
-
-# One process group for all: it cannot be made twice with the keys of the same launch.
+# One process group for all: torchrun's store has no keys for a second one.
 dist.init_process_group("gloo")
-destroy = dist.destroy_process_group
+RANK, destroy = dist.get_rank(), dist.destroy_process_group
 dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
-for script, mutation, arguments in json.loads(sys.argv[1]):
+
+
+def broken(how: str) -> contextlib.AbstractContextManager:
+    if how == "mean of means":  # each rank's own count, times the number of ranks
+        return mock.patch("src.model.lightning_module.sum_over_ranks", lambda n: n.detach() * 2)
+    real, calls = pytorch_model.random_mask, []
+
+    def random_mask(valid, index, seed, *rest):
+        calls.append(seed)
+        if how.startswith(f"{RANK} ") and len(calls) == 50:
+            signal.raise_signal(int(how.split()[1]))
+        return real(valid, index, seed + RANK if how == "masks by rank" else seed, *rest)
+
+    return mock.patch.object(pytorch_model, "random_mask", random_mask)
+
+
+for script, how, arguments in json.loads(sys.argv[-1]):
     sys.argv = [script, *arguments]
-    with mutated(mutation):
-        assert SCRIPTS[script].main() == 0
+    main = {"lightning": lightning_train.main, "by hand": pytorch_ddp_train.main}[script]
+    try:
+        with broken(how), contextlib.redirect_stdout(sys.stdout):  # the script may replace it
+            code = main()
+    except SystemExit as stopped:
+        code = stopped.code
+    print(f"exit code of rank {RANK}: {code or 0}", flush=True)
 destroy()

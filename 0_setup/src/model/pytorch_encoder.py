@@ -1,7 +1,6 @@
-"""The encoder sees the visible patches only: at 75 % masking that is a quarter of the work.
+"""The encoder sees the visible patches only: at 75 % masking that is a quarter of the work."""
 
-Shapes: B batch, N tokens, K visible tokens, P values in a patch, D width.
-"""
+# B batch, N tokens, K visible tokens, P values in a patch, D width.
 
 from collections.abc import Sequence
 

@@ -1,0 +1,74 @@
+"""Run commands of a README, and put what they print between their markers.
+
+  uv run python appendix/record.py 0_setup            all commands of the chapter's README
+  uv run python appendix/record.py 0_setup default    one of them
+
+A marker names a record and its command. What stands between it and the end is replaced:
+
+  <!-- record default: uv run python pytorch_train.py -->
+  <!-- end -->
+
+Where it prints "look at FOLDER", the pictures of that folder which the README shows as
+results/NAME-PICTURE.png are copied there.
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"<!-- record (\w+): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def hardware() -> str:
+    """What the figures depend on besides the code."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
+    machine = f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
+    return ", ".join([machine, platform.system(), f"Python {platform.python_version()}", *packages])
+
+
+def record(folder: Path, name: str, command: str) -> str:
+    """Run the command in the chapter's folder; returns the new block."""
+    print(f"{name}: {command}", flush=True)
+    start = time.perf_counter()
+    bash = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(bash, cwd=folder, stdout=subprocess.PIPE, text=True)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"error: exit code {done.returncode}\n{done.stdout}")
+    if found := re.search(r"look at ([^:\s]+)", done.stdout):
+        for picture in (folder / found[1]).glob("*.png"):
+            copy = folder / "results" / f"{name}-{picture.name}"
+            if f"results/{copy.name}" in (folder / "README.md").read_text():
+                shutil.copy(picture, copy)
+    # The number of a run depends on what ran here before.
+    shown = re.sub(r"run_\d+", "run_1", done.stdout.strip())
+    return (
+        f"<!-- record {name}: {command} -->\n```console\n$ {command}\n{shown}\n```\n\n"
+        f"*{seconds:.0f} s; {hardware()}.*\n<!-- end -->"
+    )
+
+
+def main() -> None:
+    """Replace the chosen blocks."""
+    folder, names = ROOT / sys.argv[1], sys.argv[2:]
+    readme = folder / "README.md"
+    (folder / "results").mkdir(exist_ok=True)
+    for name, command in BLOCK.findall(readme.read_text()):
+        if name in names or not names:
+            block = record(folder, name, command)
+            pattern = rf"<!-- record {name}: .*?<!-- end -->"
+            text = re.sub(pattern, lambda _: block, readme.read_text(), flags=re.DOTALL)  # noqa: B023
+            readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
