@@ -6,7 +6,6 @@
 Leaves all runs and same_curve.png in a new folder output/same_curve/run_N.
 """
 
-import os
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from src.tracking import new_run_folder
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DDP = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+SETTINGS = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1"]
 WAYS = {
     "raw PyTorch, one process": ["pytorch_train.py"],
     "Lightning, one process": ["lightning_train.py"],
@@ -33,15 +33,15 @@ def main() -> None:
     reference = None
     print("largest relative difference in      50 steps all steps", flush=True)
     for number, (name, words) in enumerate(WAYS.items()):
-        output = folder / str(number)
-        settings = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", *sys.argv[1:]]
-        command = [sys.executable, *words, *settings, f"--trainer.output_dir={output}"]
+        output = f"--trainer.output_dir={folder}/{number}"
+        command = [sys.executable, *words, *SETTINGS, *sys.argv[1:], output]
         # The runs' progress bars stay: they go to stderr.
         subprocess.run(command, cwd=CHAPTER, stdout=subprocess.DEVNULL, check=True)
-        loss = pd.read_csv(f"{output}/run_1/metrics.csv", index_col="step")["train_loss"].dropna()
+        metrics = pd.read_csv(f"{folder}/{number}/run_1/metrics.csv", index_col="step")
+        loss = metrics["train_loss"].dropna()  # the rows of a validation have none
         reference = loss if reference is None else reference
         difference = (loss / reference - 1).abs()
-        print(f"{name:<35} {difference[:50].max():8.1e}  {difference.max():8.1e}", flush=True)
+        print(f"{name:<35} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}", flush=True)
         # Each line is thinner than the one before, which it would otherwise hide.
         above.semilogy(loss, linewidth=9 - 2.5 * number, label=name)
         below.plot(difference)
@@ -50,7 +50,7 @@ def main() -> None:
     below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
     below.set_yscale("symlog", linthresh=1e-8)
     figure.savefig(folder / "same_curve.png", dpi=110)
-    print(f"look at {os.path.relpath(folder)}: same_curve.png")
+    print(f"look at {folder.relative_to(CHAPTER)}: same_curve.png")
 
 
 if __name__ == "__main__":

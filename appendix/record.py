@@ -50,7 +50,7 @@ def record(folder: Path, name: str, command: str) -> str:
             if f"results/{copy.name}" in (folder / "README.md").read_text():
                 shutil.copy(picture, copy)
     # The number of a run depends on what ran here before.
-    shown = re.sub(r"run_\d+", "run_1", done.stdout.strip())
+    shown = re.sub(r"run_\d+", "run_1", done.stdout.strip("\n"))
     return (
         f"<!-- record {name}: {command} -->\n```console\n$ {command}\n{shown}\n```\n\n"
         f"*{seconds:.0f} s; {hardware()}.*\n<!-- end -->"

@@ -10,11 +10,14 @@ from src.errors import UserError
 from tests.runs import call, rows, saved, train
 
 
-def test_a_wrong_key_and_a_batch_that_the_ranks_cannot_share(monkeypatch):
-    with pytest.raises(UserError, match=r"--model.dept"):
-        call(monkeypatch, "--model.dept=3", script=lightning_train)
+def test_ranks_share_the_samples_or_refuse():
+    """Broken by: yield batch in RankBatches: all ranks would do the same work."""
     with pytest.raises(UserError, match=r"batch_size: 9 for 2 devices"):
         RankLoaders(0, 2, dataset=DummyDataset, batch_size=9, seed=0)
+    ranks = [RankLoaders(rank, 2, dataset=DummyDataset, seed=0) for rank in (0, 1)]
+    for loaders in zip(*[(r.train_loader(lambda: 3), r.val_loader()) for r in ranks], strict=True):
+        indices = [int(i) for loader in loaders for _, index in loader for i in index]
+        assert len(indices) == len(set(indices))
 
 
 def test_the_command_line_refuses(monkeypatch, capsys):

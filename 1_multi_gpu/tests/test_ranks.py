@@ -21,9 +21,9 @@ SCRIPT = ["lightning_train.py"]
 TORCHRUN = ["-m", "torch.distributed.run"]
 GPUS = torch.cuda.device_count()
 # For two_ranks.py: a script, and what is broken, or the rank that gets a signal and its number.
-RIGHT = ("lightning", "")
-MUTATIONS = [("lightning", "mean of means"), ("lightning", "masks by rank")]
-STOPPED = [("lightning", "1 15"), ("by hand", "1 2")]
+RIGHT = ("lightning_train", "")
+MUTATIONS = [("lightning_train", "mean of means"), ("lightning_train", "masks by rank")]
+STOPPED = [("lightning_train", "1 15"), ("pytorch_ddp_train", "1 2")]
 
 
 def finish(process, exit_code: int = 0) -> str:
@@ -32,18 +32,21 @@ def finish(process, exit_code: int = 0) -> str:
     return output
 
 
+# All losses, of training and validation.
 def curve(folder) -> np.ndarray:
-    """All losses, of training and validation."""
     return np.array([float(row["train_loss"] or row["val_loss"]) for row in rows(folder)])
 
 
+# The runs' folders, all from one launch, which also resumes the stopped ones; and its output.
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """The runs' folders, all from one launch, which also resumes the stopped ones; its output."""
     folders, entries = {}, []
     for script, how in (RIGHT, *MUTATIONS, *STOPPED):
         output = tmp_path_factory.mktemp("two_ranks")
-        settings = [f"--trainer.output_dir={output}", *(DDP if script == "lightning" else OCEAN)]
+        settings = [
+            f"--trainer.output_dir={output}",
+            *(DDP if script == "lightning_train" else OCEAN),
+        ]
         folders[script, how] = output / "run_1"
         entries.append((script, how, settings))
         if (script, how) in STOPPED:
@@ -106,7 +109,7 @@ def test_two_machines_form_one_job(tmp_path, two_ranks):
 
 @pytest.mark.skipif(GPUS == 0, reason="needs a GPU")
 def test_gpus_with_nccl_give_the_curve_of_one_gpu_and_of_the_cpu(monkeypatch, tmp_path):
-    """Also where there is only one GPU. After step 50 the differences of rounding grow."""
+    # Also where there is only one GPU. After step 50 the differences of rounding grow.
     cuda = [*OCEAN, "--trainer.accelerator=cuda"]
     ddp = [*cuda, f"--trainer.devices={GPUS}", "--trainer.strategy=ddp"]
     by_hand = [*TORCHRUN, "--standalone", f"--nproc-per-node={GPUS}", "pytorch_ddp_train.py"]

@@ -5,6 +5,7 @@ NUMBER": that signal, to that rank, at its 50th mask; one or two before it are f
 """
 
 import contextlib
+import importlib
 import json
 import signal
 import sys
@@ -13,8 +14,6 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import lightning_train
-import pytorch_ddp_train
 import torch.distributed as dist
 from src.model import pytorch_model
 
@@ -40,10 +39,9 @@ def broken(how: str) -> contextlib.AbstractContextManager:
 
 for script, how, arguments in json.loads(sys.argv[-1]):
     sys.argv = [script, *arguments]
-    main = {"lightning": lightning_train.main, "by hand": pytorch_ddp_train.main}[script]
     try:
         with broken(how), contextlib.redirect_stdout(sys.stdout):  # the script may replace it
-            code = main()
+            code = importlib.import_module(script).main()
     except SystemExit as stopped:
         code = stopped.code
     print(f"exit code of rank {RANK}: {code or 0}", flush=True)

@@ -58,9 +58,7 @@ class AutoencoderModule(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, index = batch
-        # From the step and not from current_epoch: the masks follow the samples, also on a resume.
-        epoch = self.global_step // self.trainer.datamodule.steps_per_epoch
-        output = self.model(x, index, epoch)
+        output = self.model(x, index, self.current_epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
         # rank may have much land. DDP divides the sum of the gradients by the number of ranks,
         # which is taken back here.
