@@ -7,7 +7,6 @@ import signal
 import socket
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from src.config import CHAPTER
@@ -47,6 +46,8 @@ def two_ranks(tmp_path_factory):
             f"--trainer.output_dir={output}",
             *(DDP if script == "lightning_train" else OCEAN),
         ]
+        if (script, how) in MUTATIONS:
+            settings.append("--trainer.max_steps=30")
         folders[script, how] = output / "run_1"
         entries.append((script, how, settings))
         if (script, how) in STOPPED:
@@ -59,7 +60,8 @@ def test_two_ranks_give_the_curve_of_one_process(monkeypatch, tmp_path, two_rank
     """The ranks see windows with more and with less land. The mutations: what is noticed."""
     one = curve(train(monkeypatch, tmp_path, *OCEAN))
     for key in (RIGHT, *MUTATIONS):
-        difference = np.abs(curve(two_ranks[0][key]) / one - 1)[:50].max()
+        two = curve(two_ranks[0][key])[:50]
+        difference = np.abs(two / one[: len(two)] - 1).max()
         assert difference > 1e-3 if key in MUTATIONS else difference < 1e-5, (key, difference)
 
 
@@ -74,21 +76,14 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(two_ranks):
 
 
 def test_a_kill_of_all_ranks_loses_nothing(tmp_path, two_ranks):
-    """SIGKILL at a random step, with Lightning's own launcher; SIGTERM to a child, too."""
+    """SIGKILL at a random step, with Lightning's own launcher."""
     settings = [*DDP, "--trainer.checkpoint_every_n_steps=7"]
     process, folder = start(tmp_path, *settings, command=SCRIPT), tmp_path / "run_1"
     wait_for_step(process, folder, random.randint(8, 45))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
-    settings.append(f"--resume={folder}")
-    process = start(tmp_path, *settings, command=SCRIPT)
-    wait_for_step(process, folder, 50)
-    for child in psutil.Process(process.pid).children():
-        child.terminate()
-    finish(process, 143)
-
-    finish(start(tmp_path, *settings, command=SCRIPT))
+    finish(start(tmp_path, *settings, f"--resume={folder}", command=SCRIPT))
     assert rows(folder) == rows(two_ranks[0][RIGHT])
 
 
