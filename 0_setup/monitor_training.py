@@ -32,7 +32,7 @@ def main() -> int:
     )
     # Ctrl-C reaches the command as well, which saves and ends; then this script reports.
     signal.signal(signal.SIGINT, lambda *_: None)
-    shell = f"({settings.command}) 2>&1 | tee {shlex.quote(str(folder / 'log.txt'))}"
+    shell = f"({settings.command}) 2>&1 | tee -i {shlex.quote(str(folder / 'log.txt'))}"
     with tracker:
         code = subprocess.call(["bash", "-o", "pipefail", "-c", shell])
     result = tracker.final_emissions_data

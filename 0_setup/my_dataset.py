@@ -16,7 +16,7 @@ class MyDataset(WindowDataset):
         train_months: Months,
         val_months: Months,
     ) -> None:
-        # The axes have to be called time, lat and lon: rename yours here.
+        # WindowDataset expects the axes time, lat and lon: rename those of your file here.
         fields = xr.load_dataset(path)[variables].rename(latitude="lat", longitude="lon")
         stride = (1, 4, 4) if split == "train" else window
         super().__init__(fields, split, window, stride, train_months, val_months)

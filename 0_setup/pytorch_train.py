@@ -81,6 +81,7 @@ def train(
         start = time.perf_counter()
         for x, index in train_loader:
             lr = state.scheduler.get_last_lr()[0]
+            # What is hidden follows from the samples' numbers and the epoch.
             output = state.model(x.to(device), index.to(device), epoch)
             loss = train_step(state, output, trainer.gradient_clip_val)
             bar.update()
@@ -89,6 +90,7 @@ def train(
                 row = {"train_loss": loss, "lr": lr, "samples_per_second": speed}
                 tracker.log(state.step, epoch, row)
                 bar.set_postfix_str(f"loss {loss:.4f}, {speed:.0f} samples/s", refresh=False)
+            # Not >=, because a resumed run reads the same max_steps, and goes past it.
             stop = interrupt.signal_number > 0 or state.step == trainer.max_steps
             if state.step % loaders.steps_per_epoch == 0:
                 sums = evaluate(state.model, val_loader, baselines={})["masked autoencoder"]

@@ -10,7 +10,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from jsonargparse import Namespace
@@ -32,12 +32,12 @@ class LightningSettings(TrainerSettings):
     Args:
         devices: devices of each machine, with one process for each.
         num_nodes: machines.
-        strategy: auto, ddp, or any other that Lightning knows.
+        strategy: auto takes ddp for several devices; our clipping and pictures know no other.
     """
 
     devices: PositiveInt = 1
     num_nodes: PositiveInt = 1
-    strategy: str = "auto"
+    strategy: Literal["auto", "ddp"] = "auto"
 
 
 def main() -> None:
@@ -47,12 +47,12 @@ def main() -> None:
     settings, seed = config.trainer, config.seed_everything
     choose_device(settings.accelerator)
     folder = Path(config.resume or ".")
-    # Each rank runs this script, from the first line on; rank 0 alone gets a folder here.
+    # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
     if not config.resume and (new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)):
         folder = new
         (folder / "config.yaml").write_text(resolved)
 
-    L.seed_everything(seed, workers=True, verbose=False)  # the same initial weights on all ranks
+    L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     data = build(FieldDataModule, config.data, shared)
     module = build(AutoencoderModule, config.model, shared)

@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from src.checkpoint import TrainingState
 from src.config import CHAPTER, choose_device, parse_config
 from src.data.lightning_datamodule import RankLoaders
+from src.data.loaders import Loaders
 from src.errors import GracefulInterrupt, UserError, one_line_errors
 from src.evaluation import evaluate, to_scores
 from src.model.lightning_module import sum_over_ranks
@@ -41,8 +42,11 @@ def main() -> int:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if dist.get_rank() > 0:  # rank 0 speaks for all
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until this process ends
-    set_seed(seed, config.trainer.deterministic)  # the same on all ranks: the same initial weights
+    set_seed(seed, config.trainer.deterministic)
 
+    if os.environ["LOCAL_RANK"] == "0":  # the main process of each machine
+        Loaders(**vars(config.data))  # downloads what is missing, while the others wait
+    dist.barrier()
     loaders = RankLoaders(dist.get_rank(), dist.get_world_size(), **vars(config.data), seed=seed)
     shape = loaders.train_set.sample_shape
     model = MaskedAutoencoder(shape, **vars(config.model), seed=seed).to(device)
@@ -51,14 +55,12 @@ def main() -> int:
     state = TrainingState(model, optimizer, scheduler)
 
     # A resumed run goes on in its own folder, a new one gets a new folder: none is overwritten.
+    folder = Path(config.resume or ".")  # rank 0 alone writes
     if config.resume:
-        folder = Path(config.resume)
         state.load(folder / "checkpoints" / "last.pt")
     elif loaders.rank == 0:
         folder = new_run_folder(CHAPTER / config.trainer.output_dir)
         (folder / "config.yaml").write_text(resolved)
-    else:
-        folder = Path("of rank 0, which alone writes")
     where = os.path.relpath(folder)
     print(f"device    {device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}")
     print(f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation {shape}")
@@ -74,7 +76,7 @@ def main() -> int:
         signal_number = train(state, total_steps, loaders, config.trainer, tracker)
         if tracker and state.step == total_steps:
             report(model, loaders.val_set, tracker, state.step)
-    dist.barrier()  # rank 0 may be busy: a rank that leaves takes the process group down
+    dist.barrier()  # rank 0 may still score and draw
     dist.destroy_process_group()
     if state.step < total_steps:
         print(f"stopped after step {state.step}; go on with --resume {where}")
@@ -94,13 +96,14 @@ def train(
     picture_every = trainer.picture_every_n_epochs or trainer.max_epochs
     # The loader asks for the step when an epoch begins: a resumed run may begin in the middle.
     train_loader, val_loader = loaders.train_loader(lambda: state.step), loaders.val_loader()
-    bar = tqdm(total=total_steps, initial=state.step, disable=None if tracker else True)
+    bar = tqdm(total=total_steps, unit="step", disable=not tracker or None)
     stop = False
     while state.step < total_steps and not stop:
         epoch, first = state.step // loaders.steps_per_epoch, state.step
         start = time.perf_counter()
         for x, index in train_loader:
             lr = state.scheduler.get_last_lr()[0]
+            # What is hidden follows from the samples' numbers and the epoch.
             output = parallel(x.to(device), index.to(device), epoch)
             loss = train_step(state, output, trainer.gradient_clip_val)
             bar.update()
@@ -113,6 +116,7 @@ def train(
             number = torch.tensor(interrupt.signal_number, device=device)
             dist.all_reduce(number, dist.ReduceOp.MAX)
             interrupt.signal_number = int(number)
+            # Not >=, because a resumed run reads the same max_steps, and goes past it.
             stop = interrupt.signal_number > 0 or state.step == trainer.max_steps
             if state.step % loaders.steps_per_epoch == 0:
                 sums = evaluate(state.model, val_loader, baselines={})["masked autoencoder"]
@@ -143,7 +147,8 @@ def train(
 def train_step(state: TrainingState, output: Output, clip: float) -> float:
     """Take one optimiser step and return the loss. Raises UserError if it is not finite."""
     # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one rank
-    # may have much land. DDP divides by the number of ranks, which is taken back here.
+    # may have much land. DDP divides by the number of ranks, which is taken back here. A batch that
+    # is all land has none and gives a loss of 0.
     count = sum_over_ranks(output.valid_count).clamp(min=1)
     loss = output.squared_error * dist.get_world_size() / count
     state.optimizer.zero_grad()

@@ -1,7 +1,6 @@
 """Train the same model in four ways and compare their losses: scaling up changes no result.
 
-  uv run python same_curve.py                            the default model for two epochs
-  uv run python same_curve.py --trainer.max_epochs 5     any setting that all four have
+  uv run python same_curve.py [settings that all four have, for example --trainer.max_epochs 5]
 
 Leaves all runs and same_curve.png in a new folder output/same_curve/run_N.
 """

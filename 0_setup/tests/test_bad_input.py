@@ -13,6 +13,7 @@ BAD_INPUT = {
     "key cut short": (["--model.dept=3"], "--model.dept"),
     "wrong type": (["--data.batch_size=many"], "data.batch_size"),
     "patch size": (["--model.patch_size=[3,4,4]"], "model.patch_size: (3, 4, 4)"),
+    "heads": (["--model.num_heads=7"], "width 16 is odd or no multiple of 7 heads"),
     "mask ratio": (["--model.mask_ratio=1.7"], "model.mask_ratio"),
     "nothing hidden": (["--model.mask_ratio=0.01"], "model.mask_ratio: 0.01 of 8 patches"),
     "batch size": (["--data.batch_size=35"], "data.batch_size: 35 with 34 to train"),

@@ -44,7 +44,7 @@ def test_hidden_values_never_reach_the_prediction(land):
 
 
 def test_loss_and_gradient_come_from_hidden_valid_elements_only():
-    """Broken by: squaring before the torch.where of MaskedAutoencoder.forward (NaN gradients)."""
+    """Broken by: scored = valid in MaskedAutoencoder.forward, or patches instead of values."""
     model, gradients = small_model(), []
     model.decoder.register_forward_hook(lambda *o: o[2].register_hook(gradients.append) and None)
     x = torch.randn(2, 1, 4, 8, 8)

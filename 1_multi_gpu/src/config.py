@@ -27,7 +27,7 @@ FIXED = ("seed_everything", "model", "optimizer", "data.dataset", "data.batch_si
 
 @dataclass
 class TrainerSettings:
-    """How long, on what, and what is written. The names are those of Lightning's Trainer.
+    """How long, on what, and what is written. Lightning's Trainer has most of these names too.
 
     Args:
         max_epochs: passes over the training samples.
@@ -78,22 +78,23 @@ def parse_config(
     parser.add_class_arguments(settings, "trainer")
 
     arguments = sys.argv[1:] if arguments is None else arguments
-    before = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    before.add_argument("--resume")
-    before.add_argument("-c", "--config")
+    # These two decide which file comes first, so they are read before everything else.
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--resume")
+    early.add_argument("-c", "--config")
     try:
-        first = before.parse_known_args(arguments)[0]
+        known = early.parse_known_args(arguments)[0]
         # The defaults of the signatures come first, then a file: that of a run to resume, one that
         # -c names, or config/config.yaml. Then the command line.
-        file = [f"-c={first.resume or CHAPTER / 'config'}/config.yaml"]
+        file = [f"-c={known.resume or CHAPTER / 'config'}/config.yaml"]
         config = parser.parse_args(
-            arguments if first.config and not first.resume else file + arguments
+            arguments if known.config and not known.resume else file + arguments
         )
-        if first.resume:
+        if known.resume:
             saved = parser.parse_args(file)
             for key in FIXED:
                 if config.get(key) != saved.get(key):
-                    raise UserError(f"--resume: {key} is another one in {first.resume}")
+                    raise UserError(f"--resume: {key} differs from that of {known.resume}")
         resolved = parser.dump(config, skip_unset=False)
         return parser.instantiate(config, instantiate_groups=False), resolved
     except argparse.ArgumentError as error:

@@ -34,7 +34,7 @@ def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
     # means is not the mean of all values.
     total, count = sums
     rmse = (total / count).sqrt() * torch.as_tensor(dataset.std)
-    # A NaN is neither better nor worse than another loss, so the best checkpoint would be luck.
+    # A NaN is never below the best loss: the run would go on, and keep an old best checkpoint.
     if not torch.isfinite(rmse).all():
         raise UserError(f"validation RMSE {rmse.tolist()} of {list(dataset.variables)}")
     names = ["val_loss", *(f"rmse_{name}" for name in dataset.variables)]
@@ -84,7 +84,7 @@ def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
     """Interpolate the 12 nearest visible points with weights 1 / distance**2 (Shepard 1968)."""
     from scipy.spatial import KDTree  # here, because the first step need not wait for the import
 
-    # A month counts as four grid points: it changes the ocean more than half a degree does.
+    # A month counts as four grid points: it changes the ocean more than a step of the grid does.
     scale = np.array([4.0, 1.0, 1.0])
     guess, valid = torch.zeros_like(x), ~torch.isnan(x)
     for sample, variable in np.ndindex(x.shape[:2]):

@@ -128,7 +128,8 @@ class StopAndSave(Callback):
             trainer.save_checkpoint(path, weights_only=False)
         self.on_train_epoch_start(trainer)
 
-    # Ends the process; after the end of an epoch only now, when it is validated and saved.
+    # Ends the process, if it is time; after the end of an epoch only now, when it is validated and
+    # saved. Not with trainer.should_stop, which validates first, and ends like a complete training.
     def on_train_epoch_start(self, trainer: L.Trainer, *_: object) -> None:
         if not self.is_stopping:
             return

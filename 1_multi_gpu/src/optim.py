@@ -35,7 +35,7 @@ def make_optimizer(
     optimizer = torch.optim.AdamW(groups, lr, (beta1, beta2), weight_decay=weight_decay)
     warmup_steps = round(warmup_fraction * total_steps)
 
-    # The factor is a function of the step alone, so a resumed run has nothing to restore.
+    # The factor is a function of the step alone, so a resumed run needs no more than that.
     def lr_factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)

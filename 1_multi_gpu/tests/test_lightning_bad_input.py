@@ -12,7 +12,7 @@ from tests.runs import call, rows, saved, train
 
 def test_ranks_share_the_samples_or_refuse():
     """Broken by: yield batch in RankBatches: all ranks would do the same work."""
-    with pytest.raises(UserError, match=r"batch_size: 9 for 2 devices"):
+    with pytest.raises(UserError, match=r"batch_size: 9 is no multiple of 2"):
         RankLoaders(0, 2, dataset=DummyDataset, batch_size=9, seed=0)
     ranks = [RankLoaders(rank, 2, dataset=DummyDataset, seed=0) for rank in (0, 1)]
     for loaders in zip(*[(r.train_loader(lambda: 3), r.val_loader()) for r in ranks], strict=True):
@@ -20,13 +20,16 @@ def test_ranks_share_the_samples_or_refuse():
         assert len(indices) == len(set(indices))
 
 
-def test_the_command_line_refuses(monkeypatch, capsys):
+def test_the_command_line_refuses(monkeypatch, capsys, tmp_path):
     for key in ("--model.dept", "--trainer.max_epoch"):
         with pytest.raises(SystemExit, match="2"):
             call(monkeypatch, "fit", f"{key}=3", script=lightning_trainer)
         assert key in capsys.readouterr().err
     with pytest.raises(UserError, match="untrained weights"):
         call(monkeypatch, "test", script=lightning_trainer)
+    monkeypatch.setattr(lightning_trainer, "CHAPTER", tmp_path)
+    with pytest.raises(UserError, match="an optimiser step per batch"):
+        call(monkeypatch, "fit", "--trainer.accumulate_grad_batches=2", script=lightning_trainer)
 
 
 def test_damaged_checkpoint_and_non_finite_loss(monkeypatch, tmp_path):

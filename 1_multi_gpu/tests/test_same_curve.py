@@ -25,6 +25,7 @@ def test_lightning_is_raw_pytorch_to_the_bit(monkeypatch, tmp_path):
     assert_raw_is_lightning(raw, folder)
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path):
     """With chapter 0's files; and it scores and predicts from the checkpoint."""
     monkeypatch.setattr(cli, "CHAPTER", tmp_path)
@@ -36,7 +37,7 @@ def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path):
     assert {path.name for path in folder.iterdir()} - {"wandb"} == {p.name for p in raw.iterdir()}
     for name in ("validate", "test", "predict"):
         call(monkeypatch, name, *tiny, f"--ckpt_path={folder}/checkpoints/last.ckpt", script=cli)
-    assert (tmp_path / "output" / "run_4" / "prediction_0_0.npz").exists()
+    assert (folder / "prediction_0_0.npz").exists()
 
 
 @pytest.mark.parametrize("stop", [1, 4, 6])

@@ -31,7 +31,7 @@ class TrainBatches(Sampler[list[int]]):
     num_samples: int
     batch_size: int  # samples that are left at the end of an epoch, and fill no batch, are skipped
     seed: int
-    # A function and not a number: the loader is made before a resumed run has read its checkpoint.
+    # A function and not a number: one loader serves all epochs, and a resumed run begins in one.
     step: Callable[[], int]
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -42,12 +42,11 @@ class RankLoaders(Loaders):
         super().__init__(**settings)
         self.rank, self.world_size = rank, world_size
         if self.batch_size % world_size:
-            raise UserError(f"data.batch_size: {self.batch_size} for {world_size} devices")
+            raise UserError(f"data.batch_size: {self.batch_size} is no multiple of {world_size}")
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
-        batches = RankBatches(
-            len(self.train_set), self.batch_size, self.seed, step, self.rank, self.world_size
-        )
+        whole_batch = len(self.train_set), self.batch_size, self.seed, step
+        batches = RankBatches(*whole_batch, self.rank, self.world_size)
         return ResumableLoader(self.train_set, batch_sampler=batches, **self.settings(self.rank))
 
     def val_loader(self) -> DataLoader:

@@ -15,14 +15,14 @@ from src.evaluation import squared_error, to_scores
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 
-Batch = tuple[Tensor, Tensor]  # x (B, V, T, H, W), index (B,)
+# A batch is x (B, V, T, H, W), index (B,).
 
 
 def sum_over_ranks(numbers: Tensor) -> Tensor:
     """The sum over all ranks. All of them have to call this, or the others wait for ever."""
     if not dist.is_initialized():
         return numbers.detach()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL adds on the GPU, gloo here
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # where the backend adds
     total = numbers.detach().to(device, copy=True)
     dist.all_reduce(total)
     return total.to(numbers.device)
@@ -45,6 +45,7 @@ class AutoencoderModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.model_settings = model  # on a line of its own: jsonargparse follows it
+        # save_hyperparameters reads the arguments from here, under these names.
         optimizer, model = plain(optimizer or {}), plain(model)
         self.save_hyperparameters()
         self.model: Any = None
@@ -56,7 +57,7 @@ class AutoencoderModule(L.LightningModule):
             self.hparams.sample_shape = list(shape)  # load_from_checkpoint has no data to ask
             self.model = MaskedAutoencoder(shape, seed=self.hparams.seed, **self.model_settings)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, index = batch
         output = self.model(x, index, self.current_epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
@@ -79,7 +80,7 @@ class AutoencoderModule(L.LightningModule):
         self.sums = torch.zeros(2, 1)
 
     # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, index = batch
         output = self.model(x, index)
         # To the CPU: Apple GPUs have no float64.
@@ -88,24 +89,27 @@ class AutoencoderModule(L.LightningModule):
     # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
         scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
-        self.log_dict(scores, sync_dist=True)  # equal on all ranks, so their mean is equal, too
+        self.log_dict(scores, sync_dist=True)  # equal on all ranks already
 
     test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Write the fields in physical units, hidden values predicted; one file for each batch."""
         x, index = batch
         output, dataset = self.model(x, index), self.trainer.datamodule.val_set
         fields = torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
         fields = fields * dataset.std[:, None, None, None] + dataset.mean[:, None, None, None]
         name = f"prediction_{self.global_rank}_{batch_idx}.npz"
-        np.savez(Path(self.trainer.default_root_dir, name), index=index.cpu(), fields=fields)
+        # Into the run's folder.
+        np.savez(Path(self.trainer.ckpt_path).parents[1] / name, index=index.cpu(), fields=fields)
         return index
 
     def configure_optimizers(self) -> Any:
         # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
         # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
+        if (self.trainer.accumulate_grad_batches, self.trainer.limit_train_batches) != (1, 1.0):
+            raise UserError("trainer: our order of the samples needs an optimiser step per batch")
         steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
         optimizer, scheduler = make_optimizer(self.model, steps, **self.hparams.optimizer)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]

@@ -20,7 +20,7 @@ class Mask(NamedTuple):
     """The split of every sample's patches into visible and hidden ones."""
 
     ids_keep: Tensor  # (B, K) patch numbers that go through the encoder
-    keep_valid: Tensor  # (B, K) False for a slot that only pads a sample with much land
+    slot_is_visible: Tensor  # (B, K) False for a slot that only pads a sample with much land
     ids_restore: Tensor  # (B, N) slot of each patch in the shuffled order
     hidden: Tensor  # (B, N) True where a patch is to be reconstructed
 
@@ -57,7 +57,7 @@ def random_mask(
     key = random_keys(seed, epoch, index, num_tokens)
     # Patches without values go last, behind the largest possible key.
     ids_shuffle = torch.argsort(key + (~valid) * (num_tokens << 32), dim=1)
-    ids_restore = torch.argsort(ids_shuffle, dim=1)
+    ids_restore = torch.argsort(ids_shuffle, dim=1)  # the inverse permutation
 
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
     visible_of = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
@@ -70,7 +70,7 @@ def random_mask(
     shuffled_hidden = (slot >= num_visible[:, None]) & (slot < num_valid[:, None])
     return Mask(
         ids_keep=ids_shuffle[:, :num_keep],
-        keep_valid=slot[:num_keep] < num_visible[:, None],
+        slot_is_visible=slot[:num_keep] < num_visible[:, None],
         ids_restore=ids_restore,
         hidden=shuffled_hidden.gather(1, ids_restore),
     )

@@ -2,7 +2,7 @@
 
 # B batch, V variables, T times, H latitudes, W longitudes; N patches, P values in a patch.
 #
-# Hide most patches of a field, show the rest to an encoder, let a light decoder fill the gaps.
+# Hide most patches of a field, show the rest to an encoder, let a decoder fill the gaps.
 # Patches are three-dimensional (time, lat, lon); an image is the case of one time step.
 
 import math
@@ -67,10 +67,13 @@ class MaskedAutoencoder(nn.Module):
             raise UserError(f"model.patch_size: {patch_size} does not divide the window {window}")
         grid = [size // patch for size, patch in zip(window, patch_size, strict=True)]
         num_tokens = math.prod(grid)
-        if not 0 < round(mask_ratio * num_tokens) < num_tokens:  # the loss would be 0 / 0
+        if not 0 < round(mask_ratio * num_tokens) < num_tokens:  # or there is nothing to learn
             raise UserError(
                 f"model.mask_ratio: {mask_ratio} of {num_tokens} patches is none or all"
             )
+        for dim, heads in ((embed_dim, num_heads), (decoder_embed_dim, decoder_num_heads)):
+            if dim % heads or dim % 2:
+                raise UserError(f"model: width {dim} is odd or no multiple of {heads} heads")
         self.axes = dict(zip(("t", "h", "w", "pt", "ph", "pw"), (*grid, *patch_size), strict=True))
         self.axes["v"] = num_variables
         self.mask_ratio, self.seed = mask_ratio, seed
@@ -89,13 +92,11 @@ class MaskedAutoencoder(nn.Module):
         values = torch.where(valid, patches, 0.0)
         mask = random_mask(valid.any(dim=-1), index, self.seed, epoch, self.mask_ratio)
 
-        tokens = self.encoder(values, valid, mask)  # (B, K, D), the visible patches only
+        tokens = self.encoder(values, valid, mask)  # (B, K, D), of the visible patches
         prediction = self.decoder(tokens, mask)  # (B, N, P), all patches
 
         hidden = mask.hidden[..., None].expand_as(valid)
         scored = hidden & valid
-        # Zero first and square then. The other way round the gradient of a NaN that counts for
-        # nothing would still be NaN, because 0 times NaN is NaN.
         error = torch.where(scored, prediction - values, 0.0)
         return Output(
             squared_error=error.float().square().sum(),
