@@ -1,41 +1,22 @@
-"""What the small scripts of this chapter share."""
+"""What the small scripts share: the embedded bucket as a file system, and a clock."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from timeit import timeit
 
 import fsspec
-from src.data.s3_server import BUCKET, connect
+from src.data.s3_server import connect
 
 
+# A DataLoader's worker opens its own connection: s3fs refuses to work after a fork. Open it in
+# worker_init_fn, which runs once in each worker, or at the first read, as CloudDataset does. Not in
+# __getitem__: a new connection costs more than a read.
 def embedded_file_system() -> fsspec.AbstractFileSystem:
-    """The embedded server's bucket, as fsspec sees it: the same methods as for a local disk."""
+    """The embedded server's storage, with the methods that fsspec has for every provider."""
     server = connect()
-    return fsspec.filesystem(
-        "s3",
-        key=server["AWS_ACCESS_KEY_ID"],
-        secret=server["AWS_SECRET_ACCESS_KEY"],
-        endpoint_url=server["AWS_ENDPOINT_URL"],
-        max_concurrency=1,  # else it asks for an object's size before it reads it
-    )
+    keys = {"key": server["AWS_ACCESS_KEY_ID"], "secret": server["AWS_SECRET_ACCESS_KEY"]}
+    return fsspec.filesystem("s3", endpoint_url=server["AWS_ENDPOINT_URL"], **keys)
 
 
-def embedded_url(name: str) -> str:
-    """The address of an object in the embedded bucket."""
-    return f"s3://{BUCKET}/{name}"
-
-
-@dataclass
-class Timing:
-    """How long something took, in seconds."""
-
-    seconds: float = 0.0
-
-
-@contextmanager
-def timed() -> Iterator[Timing]:
-    """Measure the block; the result is there when it has ended."""
-    timing, start = Timing(), time.perf_counter()
-    yield timing
-    timing.seconds = time.perf_counter() - start
+def timed(action: str, call: Callable[[], object]) -> None:
+    """Call it once, and print the action with its duration in milliseconds."""
+    print(f"{action:<56} {1e3 * timeit(call, number=1):8.1f} ms")

@@ -41,10 +41,30 @@ ADDS = {
         "src/lightning_callbacks.py",
         "src/model/lightning_module.py",
         "train.sbatch",
-    }
+    },
+    "2_cloud_data": {
+        "build_store.py",
+        "chunk_size.py",
+        "config/cube.yaml",
+        "dask_modes.py",
+        "example_cloud_access.py",
+        "fork_hang.py",
+        "src/data/build.py",
+        "src/data/cube.py",
+        "src/data/s3_server.py",
+        "src/data/statistics.py",
+        "src/data/store.py",
+        "src/data/usecase_cloud_dataset.py",
+        "usecase_API_access.py",
+        "usecase_cloud_access.py",
+        "utils.py",
+    },
 }
-LEAVES = {"1_multi_gpu": {"monitor_training.py"}}
-CHANGES: dict[str, set[str]] = {}
+LEAVES = {
+    "1_multi_gpu": {"monitor_training.py"},
+    "2_cloud_data": {"pytorch_ddp_train.py", "same_curve.py"},
+}
+CHANGES = {"2_cloud_data": {"config/cli_config.yaml", "config/config.yaml", "src/data/loaders.py"}}
 
 
 def files(chapter: str) -> set[str]:

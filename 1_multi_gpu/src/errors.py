@@ -16,7 +16,8 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:  # OSError: a file that is missing, a disk that is full
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        # A loader's worker puts its traceback before the message.
+        sys.exit(f"error: {' '.join(str(error).rpartition('UserError: ')[2].split())}")
     except KeyboardInterrupt:  # Ctrl-C before the training has begun, or a second one
         sys.exit(128 + signal.SIGINT)
 

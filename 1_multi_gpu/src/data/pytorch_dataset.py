@@ -70,14 +70,13 @@ class WindowDataset(FieldDataset):
             # With the first columns repeated at the end, a window across the edge is a plain slice.
             start = values.isel(lon=slice(window[2] - 1))
             values = xr.concat([values, start.assign_coords(lon=start.lon + 360)], "lon")
-        values = (values - self.mean[:, None, None, None]) / self.std[:, None, None, None]
-        self.fields = values.values
-        self.time, self.lat, self.lon = (values[axis].values for axis in ("time", "lat", "lon"))
-
         train = values.isel(time=slice(*train_months))
         # (V, 12, H, W); a calendar month without training data has no climatology: NaN.
         monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
-        self.monthly_mean = monthly.transpose("variable", "month", "lat", "lon").values
+        monthly = monthly.transpose("variable", "month", "lat", "lon")
+        self.fields = self.normalise(values.values)
+        self.monthly_mean = self.normalise(monthly.values)
+        self.time, self.lat, self.lon = (values[axis].values for axis in ("time", "lat", "lon"))
         self.month = values["time"].dt.month.values - 1
 
         months = train_months if split == "train" else val_months
@@ -85,6 +84,10 @@ class WindowDataset(FieldDataset):
         axes = zip(ends, window, stride, strict=True)
         starts = [range(first, end - size + 1, step) for (first, end), size, step in axes]
         self.starts = list(itertools.product(*starts))  # (month, latitude, longitude)
+
+    def normalise(self, fields: np.ndarray) -> np.ndarray:
+        """Fields (V, T, H, W) with mean 0 and standard deviation 1."""
+        return (fields - self.mean[:, None, None, None]) / self.std[:, None, None, None]
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -1,0 +1,108 @@
+"""Write fields to a Zarr store, so that a half-written store cannot pass for a whole one."""
+
+# Objects appear whole or not at all. The store counts the regions that are left to write; a build
+# that was killed goes on with them. Statistics, which a training asks for, are written last.
+
+import math
+from pathlib import Path
+
+import iris_sample_data
+import xarray as xr
+import zarr
+from filelock import FileLock
+from tqdm import tqdm
+
+from src.data.pytorch_dataset import Months
+from src.data.s3_server import FOLDER
+from src.data.statistics import (
+    compute_statistics,
+    read_statistics,
+    statistics_url,
+    write_statistics,
+)
+from src.data.store import open_fields, open_store
+from src.errors import UserError
+
+OCEAN = "s3://embedded/ocean.zarr"
+# Windows of 12 of 54 months start anywhere, so a chunk has all months.
+OCEAN_CHUNK = (54, 18, 72)
+AXES = ("time", "lat", "lon")
+
+
+def build(url: str, fields: xr.Dataset, chunk: tuple[int, int, int], train_months: Months) -> None:
+    """Write ``fields`` and their statistics, or what an earlier try has left to do.
+
+    Args:
+        url: as open_store takes it.
+        fields: variables over (time, lat, lon); dask arrays are computed chunk by chunk.
+        chunk: months, latitudes and longitudes of a chunk; a region is as many months.
+        train_months: first month and first month after the end, for the statistics.
+
+    Raises UserError if something else is at this place.
+    """
+    fields = fields.transpose(*AXES).drop_encoding()
+    chunk = tuple(min(c, fields.sizes[axis]) for c, axis in zip(chunk, AXES, strict=True))
+    starts = range(0, fields.sizes["time"], chunk[0])
+    made_of = f"{dict(fields.sizes)} in chunks of {chunk}, {fields.attrs}"
+    store = open_store(url, read_only=False)
+    try:
+        group = zarr.open_group(store, mode="r+")
+    except FileNotFoundError:
+        settings = {"chunks": chunk, "dtype": "float32", "_FillValue": math.nan}
+        fields.chunk(dict(zip(AXES, chunk, strict=True))).to_zarr(
+            store, mode="w-", compute=False, encoding=dict.fromkeys(fields, settings), zarr_format=3
+        )
+        group = zarr.open_group(store, mode="r+")
+        group.attrs.update(made_of=made_of, regions_left=len(starts))
+    if group.attrs.get("made_of") != made_of:
+        raise UserError(f"{url}: something else is here; delete it, or choose another place")
+
+    left = int(group.attrs["regions_left"])
+    values = fields.drop_vars(AXES).chunk(dict(zip(AXES, chunk, strict=True)))
+    for number in tqdm(range(len(starts) - left, len(starts)), url, unit="region", disable=None):
+        region = slice(starts[number], starts[number] + chunk[0])
+        # Land, too: a chunk that is not there has to mean one that was lost.
+        values.isel(time=region).to_zarr(store, region={"time": region}, write_empty_chunks=True)
+        group.attrs["regions_left"] = len(starts) - number - 1
+    add_statistics(url, train_months)
+
+
+def add_statistics(
+    url: str,
+    train_months: Months,
+    variables: list[str] | None = None,
+    to: str | None = None,
+    anonymous: bool = False,
+) -> None:
+    """The statistics of a training period, for a store that is there.
+
+    Args:
+        url: the store.
+        train_months: the first step of the training period, and the first after its end.
+        variables: which of its variables; null takes all.
+        to: another store to put them into, where this one cannot be written to.
+        anonymous: read public data, without credentials.
+    """
+    fields = open_fields(open_store(url, anonymous=anonymous), chunks={})
+    fields = fields[variables or sorted(map(str, fields))]
+    place = statistics_url(to or url, train_months)
+    try:
+        read_statistics(open_store(place), list(map(str, fields)))
+    except UserError:
+        statistics = compute_statistics(fields, train_months)
+        write_statistics(open_store(place, read_only=False), statistics)
+
+
+def ocean_fields() -> xr.Dataset:
+    """Chapter 0's ocean."""
+    fields = xr.load_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc")
+    fields = fields[["surface_temperature"]].rename(latitude="lat", longitude="lon")
+    fields = fields.drop_vars(set(fields.coords) - set(AXES))
+    return fields.assign_attrs(source="OSTIA, British Crown copyright, Open Government Licence")
+
+
+def build_ocean(train_months: Months) -> None:
+    """Build the store of the default run, unless it is there."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with FileLock(FOLDER / "build.lock"):  # two runs may start at the same time
+        build(OCEAN, ocean_fields(), OCEAN_CHUNK, train_months)
