@@ -11,9 +11,9 @@ import pytest
 # Tiny models are faster with one thread. Read when torch is imported, here and in subprocesses.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # One S3 server for all tests, with a folder that goes with this process.
-if "EMBEDDED_S3_FOLDER" not in os.environ:
+if "S3_FOLDER" not in os.environ:
     FOLDER = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    os.environ["EMBEDDED_S3_FOLDER"] = FOLDER.name
+    os.environ["S3_FOLDER"] = FOLDER.name
 ROOT = Path(__file__).parent
 MODULES: dict[str, dict] = {}  # what each chapter has imported
 

@@ -18,7 +18,7 @@ USE = "import sys; from src.data.s3_server import connect; print(connect(), flus
 
 def use(folder, program: str) -> subprocess.Popen:
     """A process that connects to the server of a folder, and then does something."""
-    env = os.environ | {"EMBEDDED_S3_FOLDER": str(folder)}
+    env = os.environ | {"S3_FOLDER": str(folder)}
     settings = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", USE + program], cwd=CHAPTER, env=env, **settings)
 
@@ -59,7 +59,7 @@ def test_two_processes_share_it_and_the_last_one_ends_it(tmp_path):
 
 def test_a_command_finds_it_on_127_0_0_1_only(tmp_path):
     """And what it leaves of its keys can be read by their owner only."""
-    env = os.environ | {"EMBEDDED_S3_FOLDER": str(tmp_path)}
+    env = os.environ | {"S3_FOLDER": str(tmp_path)}
     script = 'import os; print(os.environ["AWS_ENDPOINT_URL"], end="")'
     url = subprocess.check_output(
         [*WORDS, "--", sys.executable, "-c", script], env=env, cwd=CHAPTER
@@ -77,7 +77,7 @@ def test_a_command_finds_it_on_127_0_0_1_only(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path, number):
     """Broken by: no start_new_session in connect(): Ctrl-C would stop the server first."""
-    monkeypatch.setenv("EMBEDDED_S3_FOLDER", str(tmp_path / "s3"))
+    monkeypatch.setenv("S3_FOLDER", str(tmp_path / "s3"))
     settings = [f"-c={CHAPTER}/tests/cloud.yaml", "--data.num_workers=1", "--trainer.max_epochs=99"]
     process = start(tmp_path, *settings)
     wait_for_step(process, tmp_path / "run_1", 20)

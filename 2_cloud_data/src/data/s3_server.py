@@ -27,7 +27,7 @@ from filelock import FileLock
 
 BUCKET = "embedded"
 FOLDER = Path(__file__).resolve().parents[2] / "output" / "s3"
-FOLDER = Path(os.environ.get("EMBEDDED_S3_FOLDER") or FOLDER)
+FOLDER = Path(os.environ.get("S3_FOLDER") or FOLDER)
 PORTS = ("s3.port", "s3.port.grpc", "filer.port", "filer.port.grpc", "master.port")
 PORTS += ("master.port.grpc", "volume.port", "volume.port.grpc", "admin.port", "admin.port.grpc")
 OPTIONS = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", "-master.telemetry=false"]
