@@ -9,28 +9,27 @@ On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 """
 
 import contextlib
-import math
 import os
+from typing import Any
 
 import xarray as xr
 from distributed import Client
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 from src.config import HelpFormatter
-from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build, ocean_fields
+from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
 from src.data.cube import cube_fields
-from src.data.pytorch_dataset import Months, Window
+from src.data.pytorch_dataset import Months, Window, ocean_fields
 from src.errors import one_line_errors
 
 
-def ocean(url: str = OCEAN, train_months: Months = (0, 30)) -> None:
-    """Chapter 0's real ocean.
+def ocean(url: str = OCEAN) -> None:
+    """Chapter 0's real ocean, of which the first 30 months are for training.
 
     Args:
         url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
-        train_months: the first month of the training period, and the first after its end.
     """
-    write(url, ocean_fields(), OCEAN_CHUNK, train_months)
+    build(url, ocean_fields(), OCEAN_CHUNK, (0, 30))
 
 
 def netcdf(
@@ -48,7 +47,7 @@ def netcdf(
     fields = xr.open_mfdataset(files, chunks={})[variables]
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename({old: new for old, new in names.items() if old in fields.dims})
-    write(url, fields.drop_attrs(deep=False), chunk, train_months)
+    build(url, fields.drop_attrs(deep=False), chunk, train_months)
 
 
 def cube(
@@ -69,30 +68,18 @@ def cube(
         chunk: months, latitudes and longitudes of a chunk.
         seed: another seed gives another ocean.
     """
-    shape = (months, height, width)
-    write(url, cube_fields(shape, chunk, seed), chunk, (0, months * 4 // 5))
-
-
-def write(url: str, fields: xr.Dataset, chunk: tuple[int, ...], train_months: Months) -> None:
-    """Say how much it is, and write it."""
-    sizes = [fields.sizes[axis] for axis in ("time", "lat", "lon")]
-    objects = math.prod(-(-size // c) for size, c in zip(sizes, chunk, strict=True)) * len(fields)
-    size = 4 * math.prod(sizes) * len(fields) / 1e9
-    print(
-        f"{list(fields)}, {sizes}: {size:.3f} GB before compression, {objects:,} objects, to {url}"
-    )
-    build(url, fields, chunk, train_months)
-    print(f"finished {url}, with statistics of the months {list(train_months)}")
+    fields = cube_fields((months, height, width), chunk, seed)
+    build(url, fields, chunk, (0, months * 4 // 5))
 
 
 def main() -> None:
     """Run the subcommand."""
     # Client() connects to the address in this variable.
-    has_cluster = bool(os.environ.get("DASK_SCHEDULER_ADDRESS"))
-    with Client() if has_cluster else contextlib.nullcontext():
-        commands = {"ocean": ocean, "netcdf": netcdf, "cube": cube, "statistics": add_statistics}
-        settings = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        auto_cli(commands, description=__doc__, **settings)
+    with Client() if os.environ.get("DASK_SCHEDULER_ADDRESS") else contextlib.nullcontext():
+        commands: Any = {"ocean": ocean, "netcdf": netcdf, "cube": cube}
+        commands["statistics"] = add_statistics
+        auto_cli(commands, description=__doc__, formatter_class=HelpFormatter, allow_abbrev=False)
+    print("finished")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 """How many chunks and bytes does a window cost, for chunks of different sizes?
 
 uv run python chunk_size.py                                       a 64 x 64 window of bytes
-uv run python chunk_size.py --window 12 16 32 --itemsize 4        float32, three axes
+uv run python chunk_size.py --window [12,16,32] --itemsize 4       float32, three axes
 """
 
-import argparse
 import math
 from pathlib import Path
 
 import pandas as pd
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveInt
 from matplotlib.figure import Figure
-from src.config import CHAPTER
+from src.config import CHAPTER, HelpFormatter
+
+Window = tuple[PositiveInt, ...]
 
 
-def cost(window: list[int], factor: float, itemsize: int) -> dict[str, str | float]:
-    """Chunks and bytes of a window, at least, at most and on average, for chunks of its shape.
-
-    Args:
-        window: elements along each axis.
-        factor: size of a chunk along each axis, relative to the window.
-        itemsize: bytes of an element.
-    """
+def cost(window: Window, factor: float, itemsize: int) -> dict[str, str | float]:
+    """Chunks and bytes of a window, at least, at most and on average; a chunk is factor windows."""
     chunk = [max(1, round(size * factor)) for size in window]
     axes = list(zip(window, chunk, strict=True))
     # Along an axis, a window of w elements touches at least w / c chunks of c, rounded up, and one
@@ -54,30 +51,22 @@ def draw(table: pd.DataFrame, folder: Path) -> None:
     figure.savefig(folder / "chunk_size.png", dpi=110)
 
 
-def main() -> None:
-    """Print the tables, and draw them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--window", type=int, nargs="+", default=[64, 64], help="along each axis")
-    parser.add_argument("--itemsize", type=int, default=1, help="bytes of an element")
-    parser.add_argument("--latency", type=float, default=0.03, help="seconds for a request")
-    parser.add_argument("--bandwidth", type=float, default=1e8, help="bytes per second")
-    options = parser.parse_args()
-    if min(*options.window, options.itemsize, 1) < 1:
-        parser.error("--window and --itemsize have to be at least 1")
-    rows = [cost(options.window, 2.0**n, options.itemsize) for n in range(-3, 5)]
+def main(window: Window = (64, 64), itemsize: PositiveInt = 1) -> None:
+    """Print the tables, and draw them.
+
+    Args:
+        window: elements along each axis.
+        itemsize: bytes of an element.
+    """
+    rows = [cost(window, 2.0**n, itemsize) for n in range(-3, 5)]
     table = pd.DataFrame(rows)
     print(table.iloc[:, :5].to_string(index=False))
-    # One request after the other; many at the same time share the latency.
-    wait, transfer = table["mean_chunks"] * options.latency, table["mean_bytes"] / options.bandwidth
-    table["mean_ms"] = 1000 * (wait + transfer)
-    print("\na window that starts anywhere, one request after the other")
-    shown = table[["chunk_size", "mean_chunks", "mean_bytes", "mean_ms"]]
-    print(shown.to_string(index=False, float_format="{:.1f}".format))
+    print("\nexpected for a window that starts anywhere")
+    expected = table[["chunk_size", "mean_chunks", "mean_bytes"]]
+    print(expected.to_string(index=False, float_format="{:.1f}".format))
     draw(table, CHAPTER / "output" / "chunk_size")
     print("look at output/chunk_size: chunk_size.png")
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__, formatter_class=HelpFormatter)

@@ -3,69 +3,70 @@
 uv run python dask_modes.py            the embedded ocean, five rounds
 """
 
-import argparse
 import multiprocessing
 import resource
 import statistics
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from distributed import Client
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveInt
+from src.config import HelpFormatter
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import UserError, one_line_errors
+from src.errors import one_line_errors
 from tqdm import tqdm
 
 MODES = ("none", "single-threaded", "threads", "cluster")
+NUM_BATCHES = 12  # of 16 windows, in a turn
 
 
-def read(mode: str, batches: list[list[int]]) -> tuple[float, float, torch.Tensor]:
-    """Samples per second, memory of this process at most (MB), and the last batch.
-
-    A process of its own for each turn: nothing of the other ways is in its memory.
-    """
-    client = None
-    if mode == "cluster":  # one process; it sets dask's scheduler
-        client = Client(n_workers=1, threads_per_worker=2, host="127.0.0.1", dashboard_address=None)
-    dataset = CloudDataset("train", dask="threads" if client else mode)
-    dataset[0]  # connections are opened
-    start = time.perf_counter()
-    for indices in batches:
-        samples = dataset.__getitems__(indices)
-    seconds = time.perf_counter() - start
-    if client:
-        client.shutdown()
+def read(mode: Any, batches: list[list[int]]) -> tuple[float, float, torch.Tensor]:
+    """Samples per second, memory of this process at most (MB), and the last batch."""
+    settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
+    # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
+    # which is harmless: https://github.com/zarr-developers/zarr-python/issues/2901
+    with Client(host="127.0.0.1", **settings) if mode == "cluster" else nullcontext():
+        dataset = CloudDataset("train", dask="threads" if mode == "cluster" else mode)
+        dataset[0]  # connections are opened
+        start = time.perf_counter()
+        for indices in batches:
+            samples = dataset.__getitems__(indices)
+        seconds = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return sum(map(len, batches)) / seconds, memory, torch.stack([x for x, _ in samples])
+    last = torch.stack([x for x, _ in samples]).nan_to_num(-999)
+    return sum(map(len, batches)) / seconds, memory, last
 
 
-def main() -> None:
-    """Take turns, compare, print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each scheduler")
-    parser.add_argument("--batches", type=int, default=12, help="batches of 16 windows in a turn")
-    options = parser.parse_args()
+def main(rounds: PositiveInt = 5) -> None:
+    """Take turns, compare, print the medians.
+
+    Args:
+        rounds: turns of each scheduler.
+    """
     indices = np.random.default_rng(0).permutation(len(CloudDataset("train")))
-    batches = indices[: 16 * options.batches].reshape(-1, 16).tolist()
-    results, first = defaultdict(list), None
-    # The turns are interleaved, so that a busy machine slows all of them.
-    for mode in tqdm(MODES * options.rounds, unit="turn", disable=None):
+    batches = indices[: 16 * NUM_BATCHES].reshape(-1, 16).tolist()
+    results, last = defaultdict(list), []
+    # The turns are interleaved, so that a busy machine slows all of them. Each is a process of its
+    # own: nothing of the other ways is in its memory.
+    for mode in tqdm(MODES * rounds, unit="turn", disable=None):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             speed, memory, batch = process.submit(read, mode, batches).result()
         results[mode].append((speed, memory))
-        first = batch if first is None else first
-        if not torch.equal(first.nan_to_num(-999), batch.nan_to_num(-999)):
-            raise UserError(f"{mode} reads other values")
+        last.append(batch)
+        assert torch.equal(last[0], batch), f"{mode} reads other values"
     print("scheduler          samples/s   to none   memory, MB")
-    medians = {
-        mode: [statistics.median(x) for x in zip(*results[mode], strict=True)] for mode in MODES
-    }
-    for mode, (speed, memory) in medians.items():
-        print(f"{mode:<17}{speed:11.0f}{speed / medians['none'][0]:10.1f}{memory:13.0f}")
+    base = statistics.median(speed for speed, _ in results["none"])
+    for mode, turns in results.items():
+        speed, memory = map(statistics.median, zip(*turns, strict=True))
+        print(f"{mode:<17}{speed:11.0f}{speed / base:10.1f}{memory:13.0f}")
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        auto_cli(main, description=__doc__, formatter_class=HelpFormatter)

@@ -8,22 +8,17 @@ from src.errors import one_line_errors
 from torch.utils.data import DataLoader
 
 
-def first_batch(dataset: CloudDataset, method: str) -> str:
-    """What comes of a worker that is started in this way now."""
-    loader = DataLoader(dataset, 4, num_workers=1, multiprocessing_context=method, timeout=15)
-    try:
-        next(iter(loader))
-        return "a batch"
-    except Exception as error:
-        return " ".join(str(error).split())[:80]
-
-
 def main() -> None:
     """Read in this process, then start workers in three ways."""
     dataset = CloudDataset("train")
     dataset[0]
     for method in ("fork", "forkserver", "spawn"):
-        print(f"{method:<12}{first_batch(dataset, method)}", flush=True)
+        loader = DataLoader(dataset, 4, num_workers=1, multiprocessing_context=method, timeout=15)
+        try:
+            next(iter(loader))
+            print(f"{method:<12}a batch", flush=True)
+        except RuntimeError as error:
+            print(f"{method:<12}{error}", flush=True)
 
 
 if __name__ == "__main__":

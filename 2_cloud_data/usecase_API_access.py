@@ -1,4 +1,4 @@
-"""Data behind a service: fetch them once, month by month, and keep them as a Zarr store.
+"""Data behind a service: fetch a region and a period once, and keep them as a Zarr store.
 
 uv run python usecase_API_access.py --start 2020-01 --end 2020-12 --url output/sst.zarr
 
@@ -8,62 +8,62 @@ COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which t
 
 import argparse
 import importlib
-from pathlib import Path
 
 import numpy as np
-import xarray as xr
 from dotenv import load_dotenv
 from src.data.build import build
-from src.errors import one_line_errors
-from tenacity import retry, stop_after_attempt, wait_random_exponential
-from tqdm import tqdm
+from src.errors import UserError, one_line_errors
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+BOX = [-20, 0, -5, 5]  # west, east, south, north
+CHUNK = (16, 128, 128)
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed
-# together should not come back together.
-@retry(stop=stop_after_attempt(4), wait=wait_random_exponential(max=30), reraise=True)
-def fetch(service: str, options: argparse.Namespace, month: np.datetime64) -> xr.Dataset:
-    """One month of the variable, in memory, over (time, lat, lon)."""
-    module, name = service.split(":")
+# together should not come back together. A wrong password is another error, and ends at once.
+@retry(
+    retry=retry_if_exception_type(OSError),
+    stop=stop_after_attempt(4),
+    wait=wait_random_exponential(max=30),
+    reraise=True,
+)
+def fetch(options: argparse.Namespace) -> None:
+    """Write the store; what an earlier try has written is not asked for again."""
+    module, name = options.service.split(":")
     fields = getattr(importlib.import_module(module), name)(
         dataset_id=options.dataset,
         variables=[options.variable],
-        minimum_longitude=options.west,
-        maximum_longitude=options.east,
-        minimum_latitude=options.south,
-        maximum_latitude=options.north,
-        start_datetime=f"{month}-01",
-        end_datetime=str((month + 1).astype("datetime64[D]") - 1),
+        minimum_longitude=options.box[0],
+        maximum_longitude=options.box[1],
+        minimum_latitude=options.box[2],
+        maximum_latitude=options.box[3],
+        start_datetime=f"{options.start}-01",
+        end_datetime=f"{options.end + 1}-01",
     )
-    return fields.rename(latitude="lat", longitude="lon").load()
+    # Where the service has nothing in the period, it gives the day that comes next to it.
+    fields = fields.sel(time=slice(str(options.start), str(options.end)))
+    if not fields.sizes["time"]:
+        raise UserError(f"{options.dataset} has nothing from {options.start} to {options.end}")
+    fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
+    # With the request in its attributes, the store of another region or period is not gone on with.
+    fields.attrs = {name: str(value) for name, value in vars(options).items()}
+    build(options.url, fields, CHUNK, (0, fields.sizes["time"] * 4 // 5))
 
 
 def main() -> None:
-    """Fetch the months that are missing, then write the store."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--service", default="copernicusmarine:open_dataset")
-    parser.add_argument("--dataset", default="METOFFICE-GLO-SST-L4-REP-OBS-SST", help="its name")
-    parser.add_argument("--variable", default="analysed_sst")
-    for name, edge in {"west": -20, "east": 0, "south": -5, "north": 5}.items():
-        parser.add_argument(f"--{name}", type=float, default=edge, help="degrees")
+    """Read the request, and fetch."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--service", default="copernicusmarine:open_dataset", help="%(default)s")
+    parser.add_argument("--dataset", default="METOFFICE-GLO-SST-L4-REP-OBS-SST", help="%(default)s")
+    parser.add_argument("--variable", default="analysed_sst", help="%(default)s")
+    parser.add_argument("--box", type=float, nargs=4, default=BOX, help="west, east, south, north")
     parser.add_argument("--start", type=np.datetime64, required=True, help="first month, 2020-01")
     parser.add_argument("--end", type=np.datetime64, required=True, help="last month")
-    parser.add_argument("--url", required=True, help="the store, and the folder of the pages")
-    options = parser.parse_args()
+    parser.add_argument("--url", required=True, help="the store, as build_store.py takes it")
     load_dotenv()
-    pages = Path(f"{options.url}.pages")
-    pages.mkdir(parents=True, exist_ok=True)
-    months = np.arange(options.start, options.end + 1, dtype="datetime64[M]")
-    for month in tqdm(months, unit="month", disable=None):
-        page = pages / f"{month}.nc"
-        if not page.exists():
-            # Under another name first: what a kill leaves behind is not taken for a page.
-            fetch(options.service, options, month).to_netcdf(page.with_suffix(".part"))
-            page.with_suffix(".part").replace(page)
-    fields = xr.open_mfdataset([pages / f"{month}.nc" for month in months], chunks={})
-    fields = fields[[options.variable]].drop_attrs(deep=False)
-    build(options.url, fields, (16, 128, 128), (0, fields.sizes["time"] * 4 // 5))
-    print(f"finished {options.url}: {dict(fields.sizes)}")
+    fetch(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Direct access: open a Zarr store lazily, and read one window of it, chunk by chunk.
 
-uv run python usecase_cloud_access.py                                    the embedded ocean
-uv run python usecase_cloud_access.py s3://mur-sst/zarr-v1 --anonymous   public, 1 km, daily
+uv run python usecase_cloud_access.py      the embedded ocean; below, public and 1 km
+uv run python usecase_cloud_access.py --url s3://mur-sst/zarr-v1 --anonymous true
 """
 
-import argparse
-
+from jsonargparse import auto_cli
+from src.config import HelpFormatter
 from src.data.build import OCEAN, build_ocean
 from src.data.store import open_fields, open_store
 from src.errors import one_line_errors
@@ -14,17 +14,18 @@ from utils import timed
 WINDOW = {"time": 12, "lat": 16, "lon": 32}
 
 
-def main() -> None:
-    """Print what is in the store, and what one window costs."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("url", nargs="?", default=OCEAN, help="a Zarr store; default: %(default)s")
-    parser.add_argument("--anonymous", action="store_true", help="public data, no credentials")
-    options = parser.parse_args()
-    if options.url == OCEAN:
+def main(url: str = OCEAN, anonymous: bool = False) -> None:
+    """Print what is in the store, and what one window costs.
+
+    Args:
+        url: a Zarr store.
+        anonymous: read public data, without credentials.
+    """
+    if url == OCEAN:
         build_ocean(train_months=(0, 30))
 
     # Reads metadata and coordinates only, however large the store is.
-    fields = open_fields(open_store(options.url, anonymous=options.anonymous))
+    fields = open_fields(open_store(url, anonymous=anonymous))
     for name, field in fields.items():
         chunk = field.encoding["chunks"]
         print(f"{name} {dict(field.sizes)}: {field.nbytes / 1e6:.2f} MB, in chunks of {chunk}")
@@ -36,4 +37,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        auto_cli(main, description=__doc__, formatter_class=HelpFormatter)

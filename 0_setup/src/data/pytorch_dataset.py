@@ -134,6 +134,12 @@ def statistics(train: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     return mean.astype(np.float32), std.astype(np.float32)
 
 
+def ocean_fields() -> xr.Dataset:
+    """The fields of OceanDataset, over (time, lat, lon)."""
+    fields = xr.load_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc")
+    return fields[["surface_temperature"]].rename(latitude="lat", longitude="lon")
+
+
 class OceanDataset(WindowDataset):
     """Real sea-surface temperature: OSTIA, monthly, April 2006 to September 2010, 5°S to 5°N, in K.
 
@@ -156,10 +162,8 @@ class OceanDataset(WindowDataset):
         train_months: Months = (0, 30),
         val_months: Months = (42, 54),
     ) -> None:
-        fields = xr.load_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc")
-        fields = fields[["surface_temperature"]].rename(latitude="lat", longitude="lon")
         stride = train_stride if split == "train" else val_stride
-        super().__init__(fields, split, window, stride, train_months, val_months, True)
+        super().__init__(ocean_fields(), split, window, stride, train_months, val_months, True)
 
 
 class DummyDataset(FieldDataset):

@@ -4,15 +4,13 @@
 # that was killed goes on with them. Statistics, which a training asks for, are written last.
 
 import math
-from pathlib import Path
 
-import iris_sample_data
 import xarray as xr
 import zarr
 from filelock import FileLock
 from tqdm import tqdm
 
-from src.data.pytorch_dataset import Months
+from src.data.pytorch_dataset import Months, Window, ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import (
     compute_statistics,
@@ -29,38 +27,37 @@ OCEAN_CHUNK = (54, 18, 72)
 AXES = ("time", "lat", "lon")
 
 
-def build(url: str, fields: xr.Dataset, chunk: tuple[int, int, int], train_months: Months) -> None:
-    """Write ``fields`` and their statistics, or what an earlier try has left to do.
+def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> None:
+    """Write variables over (time, lat, lon) and their statistics, or what an earlier try has left.
 
-    Args:
-        url: as open_store takes it.
-        fields: variables over (time, lat, lon); dask arrays are computed chunk by chunk.
-        chunk: months, latitudes and longitudes of a chunk; a region is as many months.
-        train_months: first month and first month after the end, for the statistics.
-
-    Raises UserError if something else is at this place.
+    Dask arrays are computed chunk by chunk; a region is as many months as a chunk. Raises UserError
+    if something else is at this place.
     """
-    fields = fields.transpose(*AXES).drop_encoding()
-    chunk = tuple(min(c, fields.sizes[axis]) for c, axis in zip(chunk, AXES, strict=True))
-    starts = range(0, fields.sizes["time"], chunk[0])
-    made_of = f"{dict(fields.sizes)} in chunks of {chunk}, {fields.attrs}"
+    fields = fields.transpose(*AXES).drop_encoding().drop_vars(set(fields.coords) - set(AXES))
+    chunks = {axis: min(c, fields.sizes[axis]) for axis, c in zip(AXES, chunk, strict=True)}
+    starts = range(0, fields.sizes["time"], chunks["time"])
+    made_of = f"{dict(fields.sizes)} in chunks of {chunks}, {fields.attrs}"
+    fields = fields.chunk(chunks)
     store = open_store(url, read_only=False)
     try:
         group = zarr.open_group(store, mode="r+")
     except FileNotFoundError:
-        settings = {"chunks": chunk, "dtype": "float32", "_FillValue": math.nan}
-        fields.chunk(dict(zip(AXES, chunk, strict=True))).to_zarr(
-            store, mode="w-", compute=False, encoding=dict.fromkeys(fields, settings), zarr_format=3
-        )
+        settings = {"chunks": (*chunks.values(),), "dtype": "float32", "_FillValue": math.nan}
+        encoding = dict.fromkeys(fields, settings)
+        fields.to_zarr(store, mode="w-", compute=False, encoding=encoding, zarr_format=3)
         group = zarr.open_group(store, mode="r+")
         group.attrs.update(made_of=made_of, regions_left=len(starts))
     if group.attrs.get("made_of") != made_of:
         raise UserError(f"{url}: something else is here; delete it, or choose another place")
 
-    left = int(group.attrs["regions_left"])
-    values = fields.drop_vars(AXES).chunk(dict(zip(AXES, chunk, strict=True)))
+    left = int(str(group.attrs["regions_left"]))
+    if left:
+        size = 4 * math.prod(fields.sizes.values()) * len(fields) / 1e9
+        objects = sum(field.data.npartitions for field in fields.values())
+        print(f"{url}: {size:.3f} GB before compression, {objects:,} objects")
+    values = fields.drop_vars(AXES)
     for number in tqdm(range(len(starts) - left, len(starts)), url, unit="region", disable=None):
-        region = slice(starts[number], starts[number] + chunk[0])
+        region = slice(starts[number], starts[number] + chunks["time"])
         # Land, too: a chunk that is not there has to mean one that was lost.
         values.isel(time=region).to_zarr(store, region={"time": region}, write_empty_chunks=True)
         group.attrs["regions_left"] = len(starts) - number - 1
@@ -91,14 +88,6 @@ def add_statistics(
     except UserError:
         statistics = compute_statistics(fields, train_months)
         write_statistics(open_store(place, read_only=False), statistics)
-
-
-def ocean_fields() -> xr.Dataset:
-    """Chapter 0's ocean."""
-    fields = xr.load_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc")
-    fields = fields[["surface_temperature"]].rename(latitude="lat", longitude="lon")
-    fields = fields.drop_vars(set(fields.coords) - set(AXES))
-    return fields.assign_attrs(source="OSTIA, British Crown copyright, Open Government Licence")
 
 
 def build_ocean(train_months: Months) -> None:

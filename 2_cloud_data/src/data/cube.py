@@ -28,8 +28,8 @@ def waves(shape: Shape, seed: int) -> list[tuple[np.ndarray, ...]]:
     # For whole axes, because the sine of a number can depend, in its last bit, on the length of the
     # array that it is in; products and sums do not.
     generator = np.random.default_rng(seed)
-    axes = [np.linspace(0, 2 * np.pi, size, endpoint=False) for size in shape]
-    axes[0] = 2 * np.pi / 12 * np.arange(shape[0])  # a year
+    periods = (12, *shape[1:])  # a year, and once round the globe
+    axes = [2 * np.pi / p * np.arange(size) for p, size in zip(periods, shape, strict=True)]
     factors = []
     for _ in range(NUM_WAVES):
         frequency, phase = generator.integers(1, 6, 3), generator.uniform(0, 6, 3)

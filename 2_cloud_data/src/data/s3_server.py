@@ -28,8 +28,8 @@ from filelock import FileLock
 BUCKET = "embedded"
 FOLDER = Path(__file__).resolve().parents[2] / "output" / "s3"
 FOLDER = Path(os.environ.get("S3_FOLDER") or FOLDER)
-PORTS = ("s3.port", "s3.port.grpc", "filer.port", "filer.port.grpc", "master.port")
-PORTS += ("master.port.grpc", "volume.port", "volume.port.grpc", "admin.port", "admin.port.grpc")
+PARTS = ("s3", "filer", "master", "volume", "admin")
+PORTS = [f"{part}.port{kind}" for part in PARTS for kind in ("", ".grpc")]
 OPTIONS = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", "-master.telemetry=false"]
 OPTIONS += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
 VARIABLES = FOLDER / "server.env"
@@ -76,8 +76,9 @@ def keep() -> None:
     url, bucket = (f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port"))
     keys = {name: secrets.token_hex(20) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     (FOLDER / "data").mkdir(exist_ok=True)
-    command = [Path(sysconfig.get_path("scripts")) / "weed", "-logtostderr=true", "mini", *OPTIONS]
-    command += [f"-dir={FOLDER / 'data'}", *(f"-{name}={port}" for name, port in ports.items())]
+    weed_file = f"{sysconfig.get_path('scripts')}/weed"
+    command = [weed_file, "-logtostderr=true", "mini", *OPTIONS, f"-dir={FOLDER / 'data'}"]
+    command += [f"-{name}={port}" for name, port in ports.items()]
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
     weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     try:
@@ -108,4 +109,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(keep() if sys.argv[1:] == ["keep"] else main(sys.argv[1:]))
+    if sys.argv[1:] == ["keep"]:
+        keep()
+    else:
+        sys.exit(main(sys.argv[1:]))

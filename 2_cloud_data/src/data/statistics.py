@@ -21,15 +21,10 @@ def statistics_url(url: str, train_months: Months) -> str:
 
 
 def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
-    """Mean, standard deviation and climatology of the training months, block by block.
+    """Of dask arrays over (time, lat, lon), block by block.
 
-    Args:
-        fields: variables over (time, lat, lon), as dask arrays.
-        train_months: first month and first month after the end of the training period.
-
-    Returns:
-        mean, std (V,), climatology (V, 12, H, W), has_values (V, T): is there any in this month?
-        Raises UserError for a variable that has no values, or the same everywhere.
+    Returns mean, std (V,), climatology (V, 12, H, W) of the training months, has_values (V, T): any
+    in this month? Raises UserError for a variable that is the same everywhere, or nowhere.
     """
     values = fields.to_dataarray("variable").astype("float32")
     train, axes = values.isel(time=slice(*train_months)), ("time", "lat", "lon")

@@ -26,19 +26,21 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
-OPENING = 8.0  # seconds of patience while a store is opened: a wrong address is found soon
+OPENING = 8.0  # seconds of patience for metadata, which come first: a wrong address is found soon
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+
+def status(error: Exception) -> int:
+    """The status code of an S3 server's answer; 0 for other errors."""
+    answer = error.response if isinstance(error, ClientError) else {}
+    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
 
 # Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at this
 # number, or after a store's patience, whichever comes first.
 s3fs.S3FileSystem.retries = 10
 s3fs.core.add_retryable_error(ConnectionError)
-s3fs.core.set_custom_error_handler(
-    lambda error: (
-        isinstance(error, ClientError)
-        and error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500
-    )
-)
+s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
 # A chunk that does not exist means one full of the fill value in Zarr, so what a failed write or a
 # careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know this
 # setting; for older ones CheckedStore does the same.
@@ -46,13 +48,7 @@ zarr.config.set({"array.read_missing_chunks": False})
 
 
 class CheckedStore(WrapperStore[Store]):
-    """A store that gives up in time, in one line, and raises for a missing chunk.
-
-    Args:
-        store: where the objects are.
-        url: its name in messages.
-        patience: seconds that a read may take, with all retries.
-    """
+    """Gives a read up after ``patience`` seconds, with all its retries; raises for a lost chunk."""
 
     def __init__(self, store: Store, url: str, patience: float) -> None:
         super().__init__(store)
@@ -64,11 +60,12 @@ class CheckedStore(WrapperStore[Store]):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
+        patience = min(self.patience, OPENING) if key.endswith(METADATA) else self.patience
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(patience):
                 value = await self._store.get(key, prototype, byte_range)
         except TimeoutError as error:
-            raise UserError(f"{self.url}: no answer in {self.patience:g} s ({key})") from error
+            raise UserError(f"{self.url}: no answer in {patience:g} s ({key})") from error
         except Exception as error:
             raise UserError(f"{self.url}: {type(error).__name__} {error} ({key})") from error
         if value is None and self.read_only and not key.endswith(METADATA):
@@ -110,8 +107,7 @@ def open_store(
         fs = AsyncFileSystemWrapper(fs, asynchronous=True)
     # S3 denies access to what does not exist, if the reader may not list the bucket.
     absent = (FileNotFoundError, *([PermissionError] if anonymous else []))
-    store = FsspecStore(fs, read_only, path, absent)
-    return CheckedStore(store, url, patience)
+    return CheckedStore(FsspecStore(fs, read_only, path, absent), url, patience)
 
 
 def open_fields(
@@ -121,13 +117,10 @@ def open_fields(
 
     Raises UserError if there is no store, or one that is not finished.
     """
-    patience, store.patience = store.patience, min(store.patience, OPENING)
     try:
         fields = xr.open_zarr(store, chunks=chunks, consolidated=consolidated)
     except FileNotFoundError as error:
         raise UserError(f"{store.url}: there is no Zarr store; build_store.py makes one") from error
-    finally:
-        store.patience = patience
     if fields.attrs.get("regions_left"):
         raise UserError(f"{store.url} is not finished: run its build_store.py command again")
     return fields

@@ -77,7 +77,7 @@ class CloudDataset(WindowDataset):
 
         first, end = train_months if split == "train" else val_months
         stride = train_stride if split == "train" else val_stride
-        has_values = statistics["has_values"].values.all(axis=0)
+        has_values = statistics["has_values"].all("variable").values
         months = range(first, end - window[0] + 1, stride[0])
         width = len(self.lon) if wrap_longitude else len(self.lon) - window[2] + 1
         self.steps: tuple[Sequence[int], ...] = (
@@ -100,8 +100,7 @@ class CloudDataset(WindowDataset):
                 raise UserError(f"data.dataset.variables: {missing} not in {self.url}")
             if any(fields[name].dims != ("time", "lat", "lon") for name in names):
                 raise UserError(f"data.dataset: the axes of {self.url} are not time, lat, lon")
-            place = open_store(self.statistics_url, self.patience)
-            statistics = read_statistics(place, names)
+            statistics = read_statistics(open_store(self.statistics_url, self.patience), names)
             self.opened = fields[names], statistics
         return self.opened
 
@@ -116,7 +115,7 @@ class CloudDataset(WindowDataset):
         """The sample's place; its longitudes may go on beyond the edge of the grid."""
         # Computed for each sample: a list of all places would take gigabytes for a large store.
         numbers = np.unravel_index(index, [len(steps) for steps in self.steps])
-        starts = (int(steps[number]) for steps, number in zip(self.steps, numbers, strict=True))
+        starts = (steps[int(number)] for steps, number in zip(self.steps, numbers, strict=True))
         return tuple(slice(i, i + size) for i, size in zip(starts, self.window, strict=True))
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:

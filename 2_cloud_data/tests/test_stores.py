@@ -1,0 +1,110 @@
+"""How stores come to be: built whole or not finished, by a cluster, from a service; chunks."""
+
+import os
+import subprocess
+import sys
+import time
+import types
+
+import build_store
+import chunk_size
+import example_cloud_access
+import numpy as np
+import pytest
+import usecase_API_access
+import usecase_cloud_access
+import xarray as xr
+from distributed import LocalCluster
+from src.config import CHAPTER
+from src.data.cube import block
+from src.data.pytorch_dataset import ocean_fields
+from src.data.store import open_fields, open_store
+from src.data.usecase_cloud_dataset import CloudDataset
+from src.errors import UserError
+
+from tests.runs import call
+
+BUILD = [sys.executable, "build_store.py"]
+CUBE = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[2,9,18]", "--url"]
+
+# As the blog prints it.
+TABLE = """
+chunk_size minimal_chunks maximal_chunks minimal_bytes maximal_bytes 8x8 64 81 4096 5184
+16x16 16 25 4096 6400 32x32 4 9 4096 9216 64x64 1 4 4096 16384 128x128 1 4 16384 65536
+256x256 1 4 65536 262144 512x512 1 4 262144 1048576 1024x1024 1 4 1048576 4194304
+"""
+
+
+def contents(url: str) -> list[xr.Dataset]:
+    return [open_fields(open_store(f"{url}{path}")).load() for path in ("", "/statistics/0-19")]
+
+
+def test_the_cube_is_a_function_of_place_and_seed():
+    """Broken by: np.sin of a part of an axis in waves()."""
+    shape, place = (24, 18, 36), (slice(3, 7), slice(5, 12), slice(10, 33))
+    whole = block("salinity", shape, 0, tuple(slice(0, n) for n in shape))
+    np.testing.assert_array_equal(block("salinity", shape, 0, place), whole[place])
+    assert 0.1 < np.isnan(whole).mean() < 0.6
+    assert not np.array_equal(block("salinity", shape, 1, place), whole[place], equal_nan=True)
+
+
+@pytest.mark.slow
+def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
+    """Broken by: regions_left written before the region; no Client in build_store.main()."""
+    whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
+    with LocalCluster(n_workers=1, host="127.0.0.1", dashboard_address=None) as cluster:
+        env = os.environ | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
+        subprocess.run([*BUILD, *CUBE, whole], cwd=CHAPTER, env=env, check=True)
+        assert cluster.scheduler.transition_counter > 24
+    process = subprocess.Popen([*BUILD, *CUBE, killed], cwd=CHAPTER)
+    while not (tmp_path / "killed/salinity/c/3").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    with pytest.raises(UserError, match="is not finished"):
+        CloudDataset("train", killed)
+    call(monkeypatch, *CUBE, killed, script=build_store)
+    assert all(a.identical(b) for a, b in zip(contents(whole), contents(killed), strict=True))
+    with pytest.raises(UserError, match="something else is here"):
+        call(monkeypatch, *CUBE, killed, "--seed=1", script=build_store)
+
+
+def test_chunk_sizes_are_those_of_the_blog(monkeypatch, tmp_path, capsys):
+    """And the mean is that of all starts. Broken by: ceil(w / c) + 1 for maximal."""
+    monkeypatch.setattr(chunk_size, "CHAPTER", tmp_path)
+    chunk_size.main()
+    assert capsys.readouterr().out.split()[:45] == TABLE.split()
+    assert (tmp_path / "output" / "chunk_size" / "chunk_size.png").exists()
+    touched = [len({i // 24 for i in range(start, start + 12)}) for start in range(24)]
+    assert chunk_size.cost((12,), 2.0, 4)["mean_chunks"] == pytest.approx(np.mean(touched))
+
+
+def test_access_scripts_run(capsys):
+    example_cloud_access.main()
+    usecase_cloud_access.main()
+    assert "in chunks of (54, 18, 72)" in capsys.readouterr().out
+
+
+def test_a_service_is_asked_again_and_only_for_what_was_asked(monkeypatch, tmp_path, capfd):
+    """Broken by: no retry; no attrs of the request; no sel of the period."""
+    fields = ocean_fields().rename(surface_temperature="sst", lat="latitude", lon="longitude")
+    failures = [OSError("busy"), OSError("busy")]
+
+    def open_dataset(**_: object):
+        if failures:
+            raise failures.pop()
+        return fields
+
+    monkeypatch.setitem(sys.modules, "stand_in", types.SimpleNamespace(open_dataset=open_dataset))
+    monkeypatch.setattr(usecase_API_access.fetch.retry, "sleep", lambda seconds: None)
+    monkeypatch.setenv("COPERNICUSMARINE_SERVICE_PASSWORD", "planted")
+    words = ["--service=stand_in:open_dataset", "--variable=sst", "--start=2008-01"]
+    words += ["--end=2008-10", f"--url={tmp_path}"]
+    call(monkeypatch, *words, script=usecase_API_access)
+    expected = fields["sst"].sel(time=slice("2008-01", "2008-10"))
+    np.testing.assert_array_equal(open_fields(open_store(str(tmp_path)))["sst"], expected)
+    with pytest.raises(UserError, match="something else is here"):
+        call(monkeypatch, *words, *["--box", "0", "9", "0", "9"], script=usecase_API_access)
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert b"planted" not in b"".join(written) + "".join(capfd.readouterr()).encode()
