@@ -35,7 +35,7 @@ def proxy(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["503", "reset", "cut"])
 def test_what_may_pass_is_tried_again(proxy, kind):
-    """Broken by: no custom error handler or retryable error in store.py."""
+    """Broken by: no custom error handler in store.py."""
     expected = CloudDataset("train", **SETTINGS)[0][0]
     proxy.faults = [Fault(kind, times=2, path="/c/")]
     assert CloudDataset("train", **SETTINGS)[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
@@ -87,14 +87,17 @@ def test_bad_input(proxy, change, expected):
         CloudDataset("train", **(SETTINGS | change))
 
 
-@pytest.mark.parametrize("change", ["AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"])
-def test_wrong_credentials_and_an_unreachable_endpoint(monkeypatch, change):
-    server, start = connect() | {change: "http://127.0.0.1:9"}, time.monotonic()
+WRONG = {"AWS_SECRET_ACCESS_KEY": "PermissionError", "AWS_ENDPOINT_URL": "no answer in 2 s"}
+
+
+@pytest.mark.parametrize(("name", "expected"), WRONG.items())
+def test_wrong_credentials_and_an_unreachable_endpoint(monkeypatch, name, expected):
+    """Broken by: no retryable error in store.py: a server that restarts would end a training."""
+    server = connect() | {name: "http://127.0.0.1:9"}
     monkeypatch.setattr("src.data.store.connect", lambda: server)
-    with pytest.raises(UserError, match=f"^{URL}: ") as caught:
+    with pytest.raises(UserError, match=f"^{URL}: {expected}") as caught:
         CloudDataset("train", **SETTINGS, patience=2)
-    assert time.monotonic() - start < 10
-    assert "SECRET" not in change or ":9" not in str(caught.value)  # no key in a message
+    assert ":9" not in str(caught.value)  # no key in a message
 
 
 def test_data_that_cannot_be_trained_on(tmp_path):

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-import types
+from unittest.mock import Mock
 
 import build_store
 import chunk_size
@@ -71,13 +71,14 @@ def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
 
 
 def test_chunk_sizes_are_those_of_the_blog(monkeypatch, tmp_path, capsys):
-    """And the mean is that of all starts. Broken by: ceil(w / c) + 1 for maximal."""
+    """And the mean is that of all starts. Broken by: w / c for (w - 1) / c in mean or maximal."""
     monkeypatch.setattr(chunk_size, "CHAPTER", tmp_path)
     chunk_size.main()
     assert capsys.readouterr().out.split()[:45] == TABLE.split()
     assert (tmp_path / "output" / "chunk_size" / "chunk_size.png").exists()
     touched = [len({i // 24 for i in range(start, start + 12)}) for start in range(24)]
     assert chunk_size.cost((12,), 2.0, 4)["mean_chunks"] == pytest.approx(np.mean(touched))
+    assert chunk_size.cost((1,), 2.0, 4)["maximal_chunks"] == 1
 
 
 def test_access_scripts_run(capsys):
@@ -89,14 +90,9 @@ def test_access_scripts_run(capsys):
 def test_a_service_is_asked_again_and_only_for_what_was_asked(monkeypatch, tmp_path, capfd):
     """Broken by: no retry; no attrs of the request; no sel of the period."""
     fields = ocean_fields().rename(surface_temperature="sst", lat="latitude", lon="longitude")
-    failures = [OSError("busy"), OSError("busy")]
-
-    def open_dataset(**_: object):
-        if failures:
-            raise failures.pop()
-        return fields
-
-    monkeypatch.setitem(sys.modules, "stand_in", types.SimpleNamespace(open_dataset=open_dataset))
+    answers = [OSError("busy"), OSError("busy"), fields, fields]
+    stand_in = Mock(**{"open_dataset.side_effect": answers})
+    monkeypatch.setitem(sys.modules, "stand_in", stand_in)
     monkeypatch.setattr(usecase_API_access.fetch.retry, "sleep", lambda seconds: None)
     monkeypatch.setenv("COPERNICUSMARINE_SERVICE_PASSWORD", "planted")
     words = ["--service=stand_in:open_dataset", "--variable=sst", "--start=2008-01"]

@@ -40,10 +40,10 @@ def test_statistics_are_those_in_memory():
 
 
 def test_workers_read_the_same_batches():
-    """Broken by: no __getstate__: a worker would wait for connections of its parent."""
+    """Broken by: fork as the default in Loaders: a worker would wait for threads of its parent."""
     batches = []
-    for num_workers in (0, 2):
-        loaders = Loaders(lambda s: CloudDataset(s, train_stride=(6, 2, 40)), 8, num_workers)
+    for number in (0, 2):
+        loaders = Loaders(lambda s: CloudDataset(s, train_stride=(6, 2, 40)), 8, num_workers=number)
         batches.append([x for x, _ in loaders.train_loader(lambda: 0)])
     assert_close(*batches, **SAME)
 
@@ -66,10 +66,11 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path):
 
 
 def test_windows_avoid_months_without_values(tmp_path):
-    """Broken by: no has_values in CloudDataset.__init__."""
+    """And their chunks are written. Broken by: no has_values in CloudDataset.__init__."""
     fields = ocean_fields()
     fields["surface_temperature"][20] = np.nan
-    build(str(tmp_path), fields, (54, 18, 72), (0, 30))
+    build(str(tmp_path), fields, (1, 18, 72), (0, 30))
+    assert (tmp_path / "surface_temperature/c/20/0/0").exists()
     dataset = CloudDataset("train", str(tmp_path))
     months = {dataset.slices(index)[0].start for index in range(len(dataset))}
     assert months == {*range(9)}  # up to month 8 the window ends before month 20

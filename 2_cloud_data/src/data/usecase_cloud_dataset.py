@@ -65,9 +65,9 @@ class CloudDataset(WindowDataset):
             build_ocean(train_months)
         self.url, self.patience, self.anonymous = url, patience, anonymous
         self.statistics_url = statistics_url(statistics_store or url, train_months)
-        self.dask, self.window, self.names = dask, window, variables
-        self.opened: tuple[xr.Dataset, xr.Dataset] | None = None
-        fields, statistics = self.open()
+        self.dask, self.window = dask, window
+        # A loader's worker gets these pickled: how to open a store, but no connections or values.
+        self.lazy_fields, self.statistics = fields, statistics = self.open(variables)
         self.variables = [str(name) for name in fields]
         self.units = [fields[name].attrs.get("units", "1") for name in self.variables]
         self.mean, self.std = statistics["mean"].values, statistics["std"].values
@@ -90,23 +90,17 @@ class CloudDataset(WindowDataset):
         if wrap_longitude:
             self.lon = np.concatenate([self.lon, self.lon[: window[2] - 1] + 360])
 
-    def open(self) -> tuple[xr.Dataset, xr.Dataset]:
-        """The fields and their statistics, opened in this process when they are first needed."""
-        if self.opened is None:
-            store = open_store(self.url, self.patience, self.anonymous)
-            fields = open_fields(store, chunks=None if self.dask == "none" else {})
-            names = self.names or sorted(map(str, fields))
-            if missing := [name for name in names if name not in fields]:
-                raise UserError(f"data.dataset.variables: {missing} not in {self.url}")
-            if any(fields[name].dims != ("time", "lat", "lon") for name in names):
-                raise UserError(f"data.dataset: the axes of {self.url} are not time, lat, lon")
-            statistics = read_statistics(open_store(self.statistics_url, self.patience), names)
-            self.opened = fields[names], statistics
-        return self.opened
-
-    # For a loader's worker: connections and threads of another process are of no use to it.
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"opened": None}
+    def open(self, names: list[str] | None) -> tuple[xr.Dataset, xr.Dataset]:
+        """The fields and their statistics: names, shapes and coordinates, but no values yet."""
+        store = open_store(self.url, self.patience, self.anonymous)
+        fields = open_fields(store, chunks=None if self.dask == "none" else {})
+        names = names or sorted(map(str, fields))
+        if missing := [name for name in names if name not in fields]:
+            raise UserError(f"data.dataset.variables: {missing} not in {self.url}")
+        if any(fields[name].dims != ("time", "lat", "lon") for name in names):
+            raise UserError(f"data.dataset: the axes of {self.url} are not time, lat, lon")
+        statistics = read_statistics(open_store(self.statistics_url, self.patience), names)
+        return fields[names], statistics
 
     def __len__(self) -> int:
         return math.prod(map(len, self.steps))
@@ -133,16 +127,16 @@ class CloudDataset(WindowDataset):
     def lazy_window(self, index: int) -> list[list[Any]]:
         """For each variable the one or two parts of the window, side by side in longitude."""
         time, rows, columns = self.slices(index)
-        fields, width = self.open()[0], self.open()[0].sizes["lon"]
+        width = self.lazy_fields.sizes["lon"]
         parts = [slice(columns.start, min(columns.stop, width))]
         if columns.stop > width:
             parts.append(slice(0, columns.stop - width))
-        variables = [fields.variables[name] for name in self.variables]
+        variables = [self.lazy_fields.variables[name] for name in self.variables]
         lazy = [[variable[time, rows, part] for part in parts] for variable in variables]
         return [[v.values if self.dask == "none" else v.data for v in parts] for parts in lazy]
 
     def climatology(self, index: int) -> Tensor:
         t, y, x = self.slices(index)
-        columns = np.arange(x.start, x.stop) % self.open()[0].sizes["lon"]
-        monthly = self.open()[1]["climatology"][:, self.month[t], y, columns]
+        columns = np.arange(x.start, x.stop) % self.lazy_fields.sizes["lon"]
+        monthly = self.statistics["climatology"][:, self.month[t], y, columns]
         return torch.from_numpy(self.normalise(monthly.values))
