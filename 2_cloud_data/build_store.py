@@ -20,6 +20,7 @@ from src.config import HelpFormatter
 from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import Months, Window, ocean_fields
+from src.data.store import select
 from src.errors import one_line_errors
 
 
@@ -44,10 +45,11 @@ def netcdf(
         train_months: the first step of the training period, and the first after its end.
         chunk: steps, latitudes and longitudes of a chunk.
     """
-    fields = xr.open_mfdataset(files, chunks={})[variables]
+    fields = xr.open_mfdataset(files, chunks={}).drop_attrs(deep=False)
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename({old: new for old, new in names.items() if old in fields.dims})
-    build(url, fields.drop_attrs(deep=False), chunk, train_months)
+    fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
+    build(url, select(fields, variables, str(files)), chunk, train_months)
 
 
 def cube(
@@ -78,7 +80,8 @@ def main() -> None:
     with Client() if os.environ.get("DASK_SCHEDULER_ADDRESS") else contextlib.nullcontext():
         commands: Any = {"ocean": ocean, "netcdf": netcdf, "cube": cube}
         commands["statistics"] = add_statistics
-        auto_cli(commands, description=__doc__, formatter_class=HelpFormatter, allow_abbrev=False)
+        settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
+        auto_cli(commands, as_positional=False, description=__doc__, **settings)
     print("finished")
 
 

@@ -16,7 +16,6 @@ from src.errors import UserError, one_line_errors
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 BOX = [-20, 0, -5, 5]  # west, east, south, north
-CHUNK = (16, 128, 128)
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed
@@ -47,7 +46,7 @@ def fetch(options: argparse.Namespace) -> None:
     fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
     # With the request in its attributes, the store of another region or period is not gone on with.
     fields.attrs = {name: str(value) for name, value in vars(options).items()}
-    build(options.url, fields, CHUNK, (0, fields.sizes["time"] * 4 // 5))
+    build(options.url, fields, (16, 128, 128), (0, fields.sizes["time"] * 4 // 5))
 
 
 def main() -> None:

@@ -33,10 +33,8 @@ def test_samples_are_those_in_memory(dask):
 def test_statistics_are_those_in_memory():
     """Whatever the chunks. Broken by: mean of all months in compute_statistics."""
     memory = OceanDataset("train")
-    for chunks in ({"time": 54}, {"time": 7, "lat": 5, "lon": 100}):
-        statistics = compute_statistics(ocean_fields().chunk(chunks), (0, 30))
-        np.testing.assert_array_equal(statistics["mean"], memory.mean)
-        np.testing.assert_array_equal(statistics["std"], memory.std)
+    result = compute_statistics(ocean_fields().chunk(time=7, lat=5, lon=100), (0, 30))
+    np.testing.assert_array_equal([result["mean"], result["std"]], [memory.mean, memory.std])
 
 
 def test_workers_read_the_same_batches():

@@ -5,6 +5,7 @@
 
 import math
 
+import dask
 import xarray as xr
 import zarr
 from filelock import FileLock
@@ -18,13 +19,12 @@ from src.data.statistics import (
     statistics_url,
     write_statistics,
 )
-from src.data.store import open_fields, open_store
+from src.data.store import AXES, open_fields, open_store, select
 from src.errors import UserError
 
 OCEAN = "s3://embedded/ocean.zarr"
 # Windows of 12 of 54 months start anywhere, so a chunk has all months.
 OCEAN_CHUNK = (54, 18, 72)
-AXES = ("time", "lat", "lon")
 
 
 def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> None:
@@ -80,8 +80,10 @@ def add_statistics(
         to: another store to put them into, where this one cannot be written to.
         anonymous: read public data, without credentials.
     """
-    fields = open_fields(open_store(url, anonymous=anonymous), chunks={})
-    fields = fields[variables or sorted(map(str, fields))]
+    # Several chunks of the store in a block: fewer tasks of dask, each of which takes memory.
+    with dask.config.set({"array.chunk-size": "8MiB"}):
+        fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
+    fields = select(fields, variables, url)
     place = statistics_url(to or url, train_months)
     try:
         read_statistics(open_store(place), list(map(str, fields)))

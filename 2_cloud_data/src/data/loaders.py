@@ -54,7 +54,7 @@ class Loaders:
         batch_size: samples in one optimiser step.
         num_workers: processes that load data for each training process; 0 loads in it.
         prefetch_factor: batches that each worker loads ahead.
-        multiprocessing_context: how workers start; fork hangs once a store is open (fork_hang.py).
+        multiprocessing_context: how workers start; fork hangs once a store is open.
         seed: seed of the order of the samples.
     """
 

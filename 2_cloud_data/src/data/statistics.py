@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import xarray as xr
-from dask.diagnostics.progress import ProgressBar
+from tqdm.dask import TqdmCallback
 
 from src.data.pytorch_dataset import Months
 from src.data.store import CheckedStore, open_fields
@@ -26,18 +26,20 @@ def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
     Returns mean, std (V,), climatology (V, 12, H, W) of the training months, has_values (V, T): any
     in this month? Raises UserError for a variable that is the same everywhere, or nowhere.
     """
-    values = fields.to_dataarray("variable").astype("float32")
-    train, axes = values.isel(time=slice(*train_months)), ("time", "lat", "lon")
-    wide = train.astype("float64")  # as in memory: see statistics() in pytorch_dataset.py
-    monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
-    lazy = {
-        "mean": wide.mean(axes).astype("float32"),
-        "std": wide.std(axes).astype("float32"),
-        "climatology": monthly.transpose("variable", "month", "lat", "lon"),
-        "has_values": values.notnull().any(("lat", "lon")),
-    }
-    with ProgressBar(minimum=2):
-        result = xr.Dataset(lazy).compute().reset_coords(drop=True).drop_vars(["variable", "time"])
+    axes, results = ("time", "lat", "lon"), []
+    for name, values in fields.astype("float32").items():  # all at once: gigabytes of dask's tasks
+        train = values.isel(time=slice(*train_months))
+        wide = train.astype("float64")  # as in memory: see statistics() in pytorch_dataset.py
+        monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
+        lazy = {
+            "mean": wide.mean(axes).astype("float32"),
+            "std": wide.std(axes).astype("float32"),
+            "climatology": monthly.transpose("month", "lat", "lon"),
+            "has_values": values.notnull().any(("lat", "lon")),
+        }
+        with TqdmCallback(desc=f"statistics of {name}", unit="task", disable=None):
+            results.append(xr.Dataset(lazy).compute().reset_coords(drop=True).drop_vars("time"))
+    result = xr.concat(results, "variable")
     std = result["std"].values
     if not (np.isfinite(std) & (std > 0)).all():
         raise UserError(f"standard deviation {std} of {list(fields)}: there is nothing to learn")

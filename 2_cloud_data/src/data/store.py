@@ -26,6 +26,7 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
+AXES = ("time", "lat", "lon")
 OPENING = 8.0  # seconds of patience for metadata, which come first: a wrong address is found soon
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
@@ -111,7 +112,7 @@ def open_store(
 
 
 def open_fields(
-    store: CheckedStore, chunks: dict | None = None, consolidated: bool | None = None
+    store: CheckedStore, chunks: Any = None, consolidated: bool | None = None
 ) -> xr.Dataset:
     """The variables of a store; values are read when they are asked for.
 
@@ -124,3 +125,13 @@ def open_fields(
     if fields.attrs.get("regions_left"):
         raise UserError(f"{store.url} is not finished: run its build_store.py command again")
     return fields
+
+
+def select(fields: xr.Dataset, names: list[str] | None, url: str) -> xr.Dataset:
+    """These variables, or all, over (time, lat, lon). Raises UserError if they are not."""
+    names = names or sorted(map(str, fields))
+    if missing := [name for name in names if name not in fields]:
+        raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")
+    if any(fields[name].dims != AXES for name in names):
+        raise UserError(f"{url}: the axes of {names} are not time, lat, lon")
+    return fields[names]

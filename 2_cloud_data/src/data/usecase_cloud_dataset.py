@@ -17,7 +17,7 @@ from torch import Tensor
 from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import Months, Split, Window, WindowDataset, check_months
 from src.data.statistics import read_statistics, statistics_url
-from src.data.store import open_fields, open_store
+from src.data.store import open_fields, open_store, select
 from src.errors import UserError
 
 DaskMode = Literal["none", "single-threaded", "threads"]
@@ -94,13 +94,9 @@ class CloudDataset(WindowDataset):
         """The fields and their statistics: names, shapes and coordinates, but no values yet."""
         store = open_store(self.url, self.patience, self.anonymous)
         fields = open_fields(store, chunks=None if self.dask == "none" else {})
-        names = names or sorted(map(str, fields))
-        if missing := [name for name in names if name not in fields]:
-            raise UserError(f"data.dataset.variables: {missing} not in {self.url}")
-        if any(fields[name].dims != ("time", "lat", "lon") for name in names):
-            raise UserError(f"data.dataset: the axes of {self.url} are not time, lat, lon")
-        statistics = read_statistics(open_store(self.statistics_url, self.patience), names)
-        return fields[names], statistics
+        fields = select(fields, names, self.url)
+        statistics = open_store(self.statistics_url, self.patience)
+        return fields, read_statistics(statistics, list(map(str, fields)))
 
     def __len__(self) -> int:
         return math.prod(map(len, self.steps))
