@@ -75,7 +75,11 @@ def test_the_commands_of_a_readme_are_accepted(chapter):
     text = (ROOT / chapter / "README.md").read_text().replace("\\\n", "")
     train = r"^uv run (?:python|torchrun)[ \w.-]* (\w+_train(?:er)?)\b(?:\.py)?(.*)$"
     commands = re.findall(train, text, re.MULTILINE)
-    words = [[script, *shlex.split(rest, comments=True)] for script, rest in commands if "run_1" not in rest]
+    words = [
+        [script, *shlex.split(rest, comments=True)]
+        for script, rest in commands
+        if "run_1" not in rest
+    ]
     assert len(words) > 5
     program = [sys.executable, "-c", PARSE]
     subprocess.run(program, input=json.dumps(words), text=True, cwd=ROOT / chapter, check=True)
