@@ -1,9 +1,9 @@
 """Build Zarr stores to train from, on S3 or on a disk; a build that was stopped goes on.
 
 uv run python build_store.py ocean                                   the store of the default run
-uv run python build_store.py netcdf --files [a.nc,b.nc] --url DIR    files, one after the other
+uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
 uv run python build_store.py cube --months 1200 --height 720 --width 1440    synthetic, any size
-uv run python build_store.py statistics --url URL --train_months [0,960]     of any Zarr store
+uv run python build_store.py statistics --url URL --train_months "[0,960]"   of any Zarr store
 
 On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 """
@@ -45,7 +45,8 @@ def netcdf(
         train_months: the first step of the training period, and the first after its end.
         chunk: steps, latitudes and longitudes of a chunk.
     """
-    fields = xr.open_mfdataset(files, chunks={}).drop_attrs(deep=False)
+    fields = xr.open_mfdataset(files, chunks={})
+    fields.attrs = {"files": str(sorted(files))}  # a build of other files does not go on with this
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename({old: new for old, new in names.items() if old in fields.dims})
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")

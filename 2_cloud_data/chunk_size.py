@@ -1,7 +1,7 @@
 """How many chunks and bytes does a window cost, for chunks of different sizes?
 
 uv run python chunk_size.py                                       a 64 x 64 window of bytes
-uv run python chunk_size.py --window [12,16,32] --itemsize 4       float32, three axes
+uv run python chunk_size.py --window "[12,16,32]" --itemsize 4     float32, three axes
 """
 
 import math
@@ -58,8 +58,7 @@ def main(window: Window = (64, 64), itemsize: PositiveInt = 1) -> None:
         window: elements along each axis.
         itemsize: bytes of an element.
     """
-    rows = [cost(window, 2.0**n, itemsize) for n in range(-3, 5)]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([cost(window, 2.0**n, itemsize) for n in range(-3, 5)])
     print(table.iloc[:, :5].to_string(index=False))
     print("\nexpected for a window that starts anywhere")
     expected = table[["chunk_size", "mean_chunks", "mean_bytes"]]

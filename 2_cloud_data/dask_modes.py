@@ -26,19 +26,24 @@ MODES = ("none", "single-threaded", "threads", "cluster")
 NUM_BATCHES = 12  # of 16 windows, in a turn
 
 
+def peak_memory() -> float:
+    """The most that this process has had in memory, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 def read(mode: Any, batches: list[list[int]]) -> tuple[float, float, torch.Tensor]:
-    """Samples per second, memory of this process at most (MB), and the last batch."""
+    """Samples per second, memory at most (MB), and the last batch."""
     settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
     # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
     # which is harmless: https://github.com/zarr-developers/zarr-python/issues/2901
-    with Client(host="127.0.0.1", **settings) if mode == "cluster" else nullcontext():
+    with Client(host="127.0.0.1", **settings) if mode == "cluster" else nullcontext() as client:
         dataset = CloudDataset("train", dask="threads" if mode == "cluster" else mode)
         dataset[0]  # connections are opened
         start = time.perf_counter()
         for indices in batches:
             samples = dataset.__getitems__(indices)
         seconds = time.perf_counter() - start
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        memory = peak_memory() + (sum(client.run(peak_memory).values()) if client else 0)
     return 16 * len(batches) / seconds, memory, torch.stack([x for x, _ in samples]).nan_to_num()
 
 

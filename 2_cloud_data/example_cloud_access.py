@@ -3,8 +3,10 @@
 uv run python example_cloud_access.py
 """
 
+import fsspec
+from src.data.s3_server import connect
 from src.errors import one_line_errors
-from utils import embedded_file_system, timed
+from utils import timed
 
 FOLDER = "s3://embedded/example"
 SIZE = 8_192_000  # bytes
@@ -16,7 +18,10 @@ def main() -> None:
     """Run each operation against the embedded S3 server, and print what it takes."""
     # AWS: fsspec.filesystem("s3"); Google: "gs"; Azure: "abfs"; each with the URL of your bucket.
     # They read the credentials from the environment. The lines below stay as they are.
-    fs, url = embedded_file_system(), f"{FOLDER}/numbers.bin"
+    server = connect()
+    keys = {"key": server["AWS_ACCESS_KEY_ID"], "secret": server["AWS_SECRET_ACCESS_KEY"]}
+    fs = fsspec.filesystem("s3", endpoint_url=server["AWS_ENDPOINT_URL"], **keys)
+    url = f"{FOLDER}/numbers.bin"
     content = bytes(range(256)) * (SIZE // 256)
 
     # An object is written as a whole: a reader sees all of it or nothing.

@@ -7,15 +7,14 @@ COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which t
 """
 
 import argparse
-import importlib
+import pkgutil
+from typing import Any
 
 import numpy as np
 from dotenv import load_dotenv
 from src.data.build import build
 from src.errors import UserError, one_line_errors
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
-BOX = [-20, 0, -5, 5]  # west, east, south, north
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed
@@ -26,10 +25,9 @@ BOX = [-20, 0, -5, 5]  # west, east, south, north
     wait=wait_random_exponential(max=30),
     reraise=True,
 )
-def fetch(options: argparse.Namespace) -> None:
+def fetch(open_dataset: Any, options: argparse.Namespace) -> None:
     """Write the store; what an earlier try has written is not asked for again."""
-    module, name = options.service.split(":")
-    fields = getattr(importlib.import_module(module), name)(
+    fields = open_dataset(
         dataset_id=options.dataset,
         variables=[options.variable],
         minimum_longitude=options.box[0],
@@ -41,8 +39,6 @@ def fetch(options: argparse.Namespace) -> None:
     )
     # Where the service has nothing in the period, it gives the day that comes next to it.
     fields = fields.sel(time=slice(str(options.start), str(options.end)))
-    if not fields.sizes["time"]:
-        raise UserError(f"{options.dataset} has nothing from {options.start} to {options.end}")
     fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
     # With the request in its attributes, the store of another region or period is not gone on with.
     fields.attrs = {name: str(value) for name, value in vars(options).items()}
@@ -51,18 +47,22 @@ def fetch(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the request, and fetch."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--service", default="copernicusmarine:open_dataset", help="%(default)s")
     parser.add_argument("--dataset", default="METOFFICE-GLO-SST-L4-REP-OBS-SST", help="%(default)s")
     parser.add_argument("--variable", default="analysed_sst", help="%(default)s")
-    parser.add_argument("--box", type=float, nargs=4, default=BOX, help="west, east, south, north")
+    parser.add_argument("--box", type=float, nargs=4, default=[-20, 0, -5, 5], help="W, E, S, N")
     parser.add_argument("--start", type=np.datetime64, required=True, help="first month, 2020-01")
     parser.add_argument("--end", type=np.datetime64, required=True, help="last month")
     parser.add_argument("--url", required=True, help="the store, as build_store.py takes it")
-    load_dotenv()
-    fetch(parser.parse_args())
+    options = parser.parse_args()
+    load_dotenv()  # before the import: the client looks for the account then
+    try:
+        open_dataset = pkgutil.resolve_name(options.service)
+    except ImportError as error:
+        raise UserError(f"{error}: uv sync --group copernicus") from error
+    fetch(open_dataset, options)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,6 @@ class FaultyProxy(ThreadingHTTPServer):
         self.server_close()
 
     def fault(self, path: str) -> str:
-        """The kind of the fault for this request, or nothing."""
         for fault in self.faults:
             if fault.times > 0 and fault.path in path:
                 fault.times -= 1

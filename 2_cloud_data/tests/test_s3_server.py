@@ -17,7 +17,6 @@ USE = "import sys; from src.data.s3_server import connect; print(connect(), flus
 
 
 def use(program: str) -> subprocess.Popen:
-    """A process that connects to the server, and then does something."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", USE + program], cwd=CHAPTER, **pipes)
 

@@ -73,6 +73,9 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     words = ["netcdf", f"--files=[{tmp_path}/b.nc,{tmp_path}/a.nc]", f"--url={tmp_path}/store"]
     words += ["--train_months=[0,30]", "--chunk=[12,9,99]", "--variables=[surface_temperature]"]
     call(monkeypatch, *words, script=build_store)
+    words = ["statistics", f"--url={tmp_path}/store", "--train_months=[0,29]", f"--to={tmp_path}"]
+    call(monkeypatch, *words, script=build_store)
+    CloudDataset("train", f"{tmp_path}/store", train_months=(0, 29), statistics_store=str(tmp_path))
     read = [CloudDataset("train", url)[7][0] for url in (f"{tmp_path}/store", OCEAN)]
     np.testing.assert_array_equal(*read)
 

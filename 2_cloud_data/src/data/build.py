@@ -4,6 +4,7 @@
 # that was killed goes on with them. Statistics, which a training asks for, are written last.
 
 import math
+from typing import Any
 
 import dask
 import xarray as xr
@@ -13,12 +14,7 @@ from tqdm import tqdm
 
 from src.data.pytorch_dataset import Months, Window, ocean_fields
 from src.data.s3_server import FOLDER
-from src.data.statistics import (
-    compute_statistics,
-    read_statistics,
-    statistics_url,
-    write_statistics,
-)
+from src.data.statistics import compute_statistics, read_statistics, statistics_url
 from src.data.store import AXES, open_fields, open_store, select
 from src.errors import UserError
 
@@ -36,7 +32,8 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
     fields = fields.transpose(*AXES).drop_encoding().drop_vars(set(fields.coords) - set(AXES))
     chunks = {axis: min(c, fields.sizes[axis]) for axis, c in zip(AXES, chunk, strict=True)}
     starts = range(0, fields.sizes["time"], chunks["time"])
-    made_of = f"{dict(fields.sizes)} in chunks of {chunks}, {fields.attrs}"
+    period = fields["time"].values[[0, -1]].astype(str)
+    made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}, {fields.attrs}"
     fields = fields.chunk(chunks)
     store = open_store(url, read_only=False)
     try:
@@ -50,7 +47,7 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
     if group.attrs.get("made_of") != made_of:
         raise UserError(f"{url}: something else is here; delete it, or choose another place")
 
-    left = int(str(group.attrs["regions_left"]))
+    left: Any = group.attrs["regions_left"]
     if left:
         size = 4 * math.prod(fields.sizes.values()) * len(fields) / 1e9
         objects = sum(field.data.npartitions for field in fields.values())
@@ -89,7 +86,8 @@ def add_statistics(
         read_statistics(open_store(place), list(map(str, fields)))
     except UserError:
         statistics = compute_statistics(fields, train_months)
-        write_statistics(open_store(place, read_only=False), statistics)
+        store = open_store(place, read_only=False)
+        statistics.to_zarr(store, mode="w", zarr_format=3, write_empty_chunks=True)
 
 
 def build_ocean(train_months: Months) -> None:

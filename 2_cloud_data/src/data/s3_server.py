@@ -82,10 +82,9 @@ def keep() -> None:
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
     weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     try:
-        deadline = time.monotonic() + 60
         while not (answers(f"{url}/healthz") and answers(f"{bucket}/buckets/{BUCKET}/")):
-            if weed.poll() is not None or time.monotonic() > deadline:
-                sys.exit("weed does not answer")
+            if weed.poll() is not None:
+                sys.exit("weed has ended")
             time.sleep(0.05)
         VARIABLES.touch(0o600)  # it holds the keys
         lines = {"AWS_ENDPOINT_URL": url, **keys}.items()
@@ -98,10 +97,12 @@ def keep() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run in the foreground, or for as long as a command takes. Returns its exit code."""
+    """Run in the foreground, or become a command that has the server. Returns the exit code."""
     server = connect()
     if arguments[:1] == ["--"]:
-        return subprocess.call(arguments[1:], env=os.environ | server)
+        # It takes this process over, lock included: a signal, such as Ctrl-C, is its own affair.
+        os.set_inheritable(_lock[0], True)
+        os.execvpe(arguments[1], arguments[1:], os.environ | server)
     print(f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:")
     print(f"  set -a; . {VARIABLES}; set +a", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -7,7 +7,7 @@ import xarray as xr
 from tqdm.dask import TqdmCallback
 
 from src.data.pytorch_dataset import Months
-from src.data.store import CheckedStore, open_fields
+from src.data.store import AXES, CheckedStore, open_fields
 from src.errors import UserError
 
 # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the bucket.
@@ -26,14 +26,14 @@ def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
     Returns mean, std (V,), climatology (V, 12, H, W) of the training months, has_values (V, T): any
     in this month? Raises UserError for a variable that is the same everywhere, or nowhere.
     """
-    axes, results = ("time", "lat", "lon"), []
+    results = []
     for name, values in fields.astype("float32").items():  # all at once: gigabytes of dask's tasks
         train = values.isel(time=slice(*train_months))
         wide = train.astype("float64")  # as in memory: see statistics() in pytorch_dataset.py
         monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
         lazy = {
-            "mean": wide.mean(axes).astype("float32"),
-            "std": wide.std(axes).astype("float32"),
+            "mean": wide.mean(AXES).astype("float32"),
+            "std": wide.std(AXES).astype("float32"),
             "climatology": monthly.transpose("month", "lat", "lon"),
             "has_values": values.notnull().any(("lat", "lon")),
         }
@@ -46,14 +46,6 @@ def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
     return result.assign_attrs(variables=list(fields))
 
 
-def write_statistics(store: CheckedStore, statistics: xr.Dataset) -> None:
-    """Write them, in the place of older ones."""
-    shape = statistics["climatology"].shape
-    # A window needs a small part of the climatology.
-    chunks = {"climatology": {"chunks": (*shape[:2], min(64, shape[2]), min(64, shape[3]))}}
-    statistics.to_zarr(store, mode="w", encoding=chunks, zarr_format=3, write_empty_chunks=True)
-
-
 def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
     """Those of the variables, in their order. Raises UserError if there are none."""
     try:
@@ -61,7 +53,6 @@ def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
         statistics = open_fields(store, consolidated=True)
         order = [statistics.attrs["variables"].index(name) for name in names]
     except (UserError, ValueError) as error:
-        raise UserError(
-            f"{store.url}: no statistics of {names}; make them with build_store.py statistics"
-        ) from error
+        text = f"no statistics of {names}; make them with build_store.py statistics"
+        raise UserError(f"{store.url}: {text}") from error
     return statistics.isel(variable=order)

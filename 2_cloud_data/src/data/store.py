@@ -27,7 +27,7 @@ from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
 AXES = ("time", "lat", "lon")
-OPENING = 8.0  # seconds of patience for metadata, which come first: a wrong address is found soon
+OPENING = 5.0  # seconds of patience for metadata, which come first: a wrong address is found soon
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 

@@ -117,8 +117,11 @@ class CloudDataset(WindowDataset):
         if self.dask != "none":
             # A distributed.Client of this process has set the scheduler; then it takes the tasks.
             windows = dask.compute(*windows, scheduler=dask.config.get("scheduler", self.dask))
-        samples = (self.normalise(np.stack([np.concatenate(v, -1) for v in w])) for w in windows)
-        return [(torch.from_numpy(x), index) for x, index in zip(samples, indices, strict=True)]
+        samples = []
+        for index, window in zip(indices, windows, strict=True):
+            values = np.stack([np.concatenate(parts, axis=-1) for parts in window])
+            samples.append((torch.from_numpy(self.normalise(values)), index))
+        return samples
 
     def lazy_window(self, index: int) -> list[list[Any]]:
         """For each variable the one or two parts of the window, side by side in longitude."""
@@ -127,9 +130,13 @@ class CloudDataset(WindowDataset):
         parts = [slice(columns.start, min(columns.stop, width))]
         if columns.stop > width:
             parts.append(slice(0, columns.stop - width))
-        variables = [self.lazy_fields.variables[name] for name in self.variables]
-        lazy = [[variable[time, rows, part] for part in parts] for variable in variables]
-        return [[v.values if self.dask == "none" else v.data for v in parts] for parts in lazy]
+        window = []
+        for name in self.variables:
+            variable = self.lazy_fields.variables[name]
+            lazy = [variable[time, rows, part] for part in parts]
+            # `values` reads now; `data` is an array of dask, which is read later, with the others.
+            window.append([x.values if self.dask == "none" else x.data for x in lazy])
+        return window
 
     def climatology(self, index: int) -> Tensor:
         t, y, x = self.slices(index)
