@@ -29,10 +29,10 @@ def worker_init_fn(worker_id: int) -> None:
     # PyTorch has seeded random, torch and numpy.random here, differently in each worker. It does
     # not know a generator that the dataset keeps for itself (rng): each worker has the same copy,
     # and would draw the same numbers as its neighbour.
-    info = get_worker_info()
-    assert info is not None
-    if hasattr(info.dataset, "rng"):
+    if (info := get_worker_info()) and hasattr(info.dataset, "rng"):
         info.dataset.rng = np.random.default_rng(info.seed)
-    # A terminal sends Ctrl-C to all processes. The training finishes its step and saves a
-    # checkpoint, for which it may need one more batch.
+    # A terminal sends Ctrl-C to all processes, a cluster SIGTERM. The training then finishes its
+    # step and saves a checkpoint, for which it may need one more batch. A second SIGTERM ends a
+    # worker, because PyTorch sends it to one that hangs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
