@@ -34,7 +34,7 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
     """Killed: nothing can be cleaned up then. Broken by: no flock in connect()."""
     monkeypatch.setenv("S3_FOLDER", str(tmp_path))
-    users = [use("sys.stdin.read()") for _ in range(2)]
+    users = [use("sys.stdin.read()"), use("sys.stdin.read()")]
     first, second = (user.stdout.readline() for user in users)
     assert first == second
     (server,) = servers(tmp_path)
@@ -43,7 +43,6 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
     assert set(listening) == {"127.0.0.1"}
     assert (tmp_path / "server.env").stat().st_mode & 0o077 == 0
     users[0].kill()
-    users[0].wait()
     words = [sys.executable, "-m", "src.data.s3_server", "--", "printenv", "AWS_ENDPOINT_URL"]
     assert subprocess.check_output(words, cwd=CHAPTER, text=True).strip() in first
     users[1].kill()
@@ -55,12 +54,13 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path, number):
     """Broken by: no start_new_session in connect(): Ctrl-C would stop the server first."""
-    monkeypatch.setenv("S3_FOLDER", str(tmp_path / "s3"))
+    folder = tmp_path.parent / "s3"  # the store is built once, for all three
+    monkeypatch.setenv("S3_FOLDER", str(folder))
     settings = [f"-c={CHAPTER}/tests/cloud.yaml", "--data.num_workers=1", "--trainer.max_epochs=99"]
     process = start(tmp_path, *settings)
     wait_for_step(process, tmp_path / "run_1", 20)
     family = psutil.Process(process.pid).children(recursive=True)  # the server, too
-    assert os.getpgid(servers(tmp_path / "s3")[0].pid) != process.pid  # Ctrl-C does not reach it
+    assert os.getpgid(servers(folder)[0].pid) != process.pid  # Ctrl-C does not reach it
     os.killpg(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)

@@ -86,7 +86,7 @@ def test_bad_input(proxy, change, expected):
         CloudDataset("train", **(SETTINGS | change))
 
 
-WRONG = {"AWS_SECRET_ACCESS_KEY": "PermissionError", "AWS_ENDPOINT_URL": "no answer in 5 s"}
+WRONG = {"AWS_SECRET_ACCESS_KEY": "PermissionError", "AWS_ENDPOINT_URL": "no answer in 3 s"}
 
 
 @pytest.mark.parametrize(("name", "expected"), WRONG.items())
@@ -95,7 +95,7 @@ def test_wrong_credentials_and_an_unreachable_endpoint(monkeypatch, name, expect
     server = connect() | {name: "http://127.0.0.1:9"}
     monkeypatch.setattr("src.data.store.connect", lambda: server)
     with pytest.raises(UserError, match=f"^{URL}: {expected}") as caught:
-        CloudDataset("train", **SETTINGS)
+        CloudDataset("train", **SETTINGS, patience=3)
     assert ":9" not in str(caught.value)  # no key in a message
 
 
