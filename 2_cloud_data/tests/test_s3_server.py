@@ -53,12 +53,15 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path, number):
-    """Broken by: no start_new_session in connect(): Ctrl-C would stop the server first."""
+    """Broken by: no start_new_session in connect(): Ctrl-C would stop the server first.
+
+    Or by: no start_forkserver(): the worker for the validation ends while it still imports.
+    """
     folder = tmp_path.parent / "s3"  # the store is built once, for all three
     monkeypatch.setenv("S3_FOLDER", str(folder))
     settings = [f"-c={CHAPTER}/tests/cloud.yaml", "--data.num_workers=1", "--trainer.max_epochs=99"]
     process = start(tmp_path, *settings)
-    wait_for_step(process, tmp_path / "run_1", 20)
+    wait_for_step(process, tmp_path / "run_1", 38)  # an epoch; then the validation starts
     family = psutil.Process(process.pid).children(recursive=True)  # the server, too
     assert os.getpgid(servers(folder)[0].pid) != process.pid  # Ctrl-C does not reach it
     os.killpg(process.pid, number)

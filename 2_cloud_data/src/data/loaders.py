@@ -1,7 +1,9 @@
 """Which samples are in which batch, and the DataLoaders that load them."""
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import Any, Literal
 
 import torch
@@ -46,6 +48,17 @@ class TrainBatches(Sampler[list[int]]):
         return self.num_samples // self.batch_size
 
 
+# A terminal and a cluster signal all processes, and a worker is deaf only from worker_init_fn on.
+# One that still imports torch would end, and with it the training, without a checkpoint.
+def start_forkserver() -> None:
+    """Start the process that workers are copies of, so that they inherit to ignore signals."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    forkserver.ensure_running()
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
 class Loaders:
     """The training and validation samples, and the loaders for them.
 
@@ -74,6 +87,8 @@ class Loaders:
             "prefetch_factor": prefetch_factor,
             "multiprocessing_context": multiprocessing_context,
         }
+        if num_workers:
+            start_forkserver()
         self.steps_per_epoch = len(self.train_set) // batch_size
         if not self.steps_per_epoch or not len(self.val_set):  # would train on nothing, silently
             counts = f"{len(self.train_set)} to train and {len(self.val_set)} to validate"
