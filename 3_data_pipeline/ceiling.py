@@ -1,203 +1,124 @@
-"""How fast can this pipeline be at best, and what holds it back? Five measurements, one verdict.
+"""How fast can this pipeline be at best, and what holds it back? Four speeds of the same windows.
 
-  uv run python ceiling.py                             the ladder's data, 30 ms away
-  uv run python ceiling.py --delay 0ms --step_time real
-
-The model needs so many samples per second, the store delivers its chunks so fast, a processor
-unpacks and copies so much, and the loader reaches what it reaches. In the table all of them are
-samples per second of the same windows, so the smallest number is the bottleneck.
+uv run python ceiling.py                    the ladder's windows, 30 ms away from the store
+uv run python ceiling.py --delay 0 --packed true --step_time 0.02
+uv run python ceiling.py --stream true --num_batches 3366    the stream, a whole epoch
 """
 
-import copy
+import itertools
 import os
-import sys
+import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from contextlib import nullcontext
 
 import numpy as np
 import tensorstore as ts
-import yaml
-from benchmark_one import Model, Order
-from src.data.cloud_errors import CloudError
-from src.data.fast_dataset import FastDataset
-from src.data.fast_source import Source, key_value_store_of, object_shape
-from src.data.fast_store import key_value_store, read_context
-from src.data.look_ahead import LookAhead
-from src.data.s3_server import connect
-from src.errors import UserError, one_line_errors
-from torch.utils.data import default_collate
+from jsonargparse import auto_cli
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from slow_network import slow_network
+from src.config import CHAPTER, HelpFormatter
+from src.data.chunk_stream import ChunkStream
+from src.data.fast_dataset import FastDataset, LookAhead, spec
+from src.data.loaders import epoch_order
+from src.data.store import AXES
+from src.errors import one_line_errors
+from torch.utils.data import DataLoader
 from tqdm import tqdm
-from utils import CHAPTER, machine, run_command, slow_network
+from utils import read_configurations
 
-CONCURRENCIES = (1, 4, 16, 64, 128)
-WHAT_HELPS = {
-    "model": "the loader keeps up: nothing to gain here, look at the model (chapter 4)",
-    "store": "fewer requests: packed, chunks like the windows, a cache; or a nearer store",
-    "decode": "a faster codec (blosc lz4), chunks that fit the windows, more cores",
-    "copy": "smaller windows, or fewer variables",
-    "loader": "more in flight: batches_ahead, concurrency",
+TEXTS = {
+    "model": "that it needs",
+    "store": "raw requests of the same objects, as many under way; nothing is decoded",
+    "decoding": "if nothing had to be waited for: all cores decode and copy",
+    "loader": "all of it",
+}
+ADVICE = {
+    "model": "the loader can keep up with it, so look at the model (chapter 4)",
+    "store": "more requests under way, or fewer for a window: build_store.py pack, ChunkStream",
+    "decoding": "chunks that fit the windows, a faster codec, more cores",
 }
 
 
-def for_a_while(work: Callable[[int], int], seconds: float) -> float:
-    """What ``work`` gets done per second; it takes a number and returns how much it has done."""
-    done, number, start = 0, 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        done += work(number)
-        number += 1
-    return done / (time.perf_counter() - start)
+def objects(dataset: FastDataset, indices: list[int]) -> set[str]:
+    """The names of the distinct objects that a batch needs."""
+    sizes = [dataset.lazy_fields.sizes[axis] for axis in AXES]
+    places: set[tuple[int, ...]] = set()
+    for index in indices:
+        # Modulo, because a window may go on beyond the edge of the grid.
+        touched = [
+            {i % size // c for i in range(place.start, place.stop)}
+            for place, size, c in zip(dataset.slices(index), sizes, dataset.chunk[1:], strict=True)
+        ]
+        places |= set(itertools.product(*touched))
+    first = "c/0" if dataset.packed else "c"
+    return {f"{name}/{first}/{t}/{y}/{x}" for t, y, x in places for name in dataset.arrays}
 
 
-def objects_of_batch(dataset: FastDataset, indices: list[int]) -> list[tuple[int, str]]:
-    """The objects that a batch needs, each once: number of the array, and key in it."""
-    origin = dataset.opened.origin
-    parts = [part for i in indices for _, part in dataset.parts(dataset.slices(i, origin))]
-    return sorted(dataset.source.objects(parts))
-
-
-def raw_gets(
-    dataset: FastDataset, batches: list[list[int]], concurrency: int, seconds: float
-) -> tuple[float, float]:
-    """Samples per second if the same objects were only fetched, and their megabytes per second.
-
-    Whole batches, with the next ones on their way, as the reader does it; nothing is decoded.
-    """
-    context = read_context(concurrency, 0, dataset.patience)
-    place = key_value_store(f"{dataset.url}/", dataset.anonymous)
-    places = [place | {"path": key_value_store_of(array).path} for array in dataset.source.arrays]
-    stores = [ts.KvStore.open(place, context=context).result() for place in places]
-    coming: list[list[ts.Future]] = []
-    size = 0
-
-    def fetch(number: int) -> int:
-        nonlocal size
-        while len(coming) <= dataset.batches_ahead:
-            needed = objects_of_batch(dataset, batches[(number + len(coming)) % len(batches)])
-            coming.append([stores[which].read(key) for which, key in needed])
-        for future in coming.pop(0):
-            size += len(future.result().value)
-        return len(batches[0])
-
-    start = time.perf_counter()
-    speed = for_a_while(fetch, seconds)
-    return speed, size / 1e6 / (time.perf_counter() - start)
-
-
-def decoding(dataset: FastDataset, batch: list[int], seconds: float) -> tuple[float, float]:
-    """Samples per second from memory, with all cores, and decoded megabytes per second."""
-    needed = objects_of_batch(dataset, batch)
-    context, here = ts.Context(), []  # a store in memory belongs to a context
-    for number, array in enumerate(dataset.source.arrays):
-        place = {"driver": "memory", "path": f"{number}/"}
-        store = ts.KvStore.open(place, context=context).result()
-        keys = [key for which, key in needed if which == number]
-        for key in ["zarr.json", *keys]:
-            store.write(key, key_value_store_of(array).read(key).result().value).result()
-        here.append(ts.open({"driver": "zarr3", "kvstore": place}, context=context).result())
-    local = copy.copy(dataset)
-    # A copy opens the store for itself, unless it has it open.
-    local._opened, local._source = dataset._opened, Source(here, dataset.source.rows)
-    speed = for_a_while(lambda _: len(local.__getitems__(batch)), seconds)
-    decoded = sum(4 * np.prod(object_shape(dataset.source.arrays[which])) for which, _ in needed)
-    return speed, speed / len(batch) * decoded / 1e6
-
-
-def copying(dataset: FastDataset, batch_size: int, seconds: float) -> tuple[float, float]:
-    """Samples and megabytes per second that memory copies."""
-    source = np.ones((batch_size, len(dataset.variables), *dataset.window), np.float32)
-    target = np.empty_like(source)
-
-    def copy(_: int) -> int:
-        target[...] = source
-        return batch_size
-
-    speed = for_a_while(copy, seconds)
-    return speed, speed * source[0].nbytes / 1e6
+def get_raw(store: ts.KvStore, needed: list[set[str]], dataset: FastDataset) -> None:
+    """Get the objects of each batch, with as many batches under way as in the loader."""
+    batches_ahead, has_cache = dataset.batches_ahead, dataset.cache_mb > 0
+    flying: dict[str, ts.Future] = {}
+    coming: deque[list[ts.Future]] = deque()
+    for names in [*needed, *[set[str]()] * batches_ahead]:
+        # As in the loader, an object that is on its way, or in the cache, is not asked for again.
+        new = [n for n in names if n not in flying or (flying[n].done() and not has_cache)]
+        flying |= {name: store.read(name) for name in new}
+        coming.append([flying[name] for name in names])
+        if len(coming) > batches_ahead:
+            for future in coming.popleft():
+                assert future.result().state == "value", "an object is missing"
 
 
 def main(
-    file: str = "benchmark_configs/ladder.yaml",
-    delay: str = "30ms",
-    step_time: float | str = 0.1,
-    packed: bool = True,
-    batches_ahead: int = 8,
-    concurrency: int = 128,
-    seconds: float = 5.0,
+    delay: NonNegativeFloat = 0.03,
+    step_time: PositiveFloat = 0.1,
+    packed: bool = False,
+    stream: bool = False,
+    num_batches: PositiveInt = 100,
 ) -> None:
-    """Measure the five parts of a pipeline.
+    """Measure in turns, print samples per second, and name the bottleneck.
 
     Args:
-        file: defaults says which data, which batch and which model.
-        delay: before each request to the embedded server.
-        step_time: seconds that stand for the model's step; real trains the chapter's model.
-        packed: read the packed copy.
-        batches_ahead: as for FastDataset.
-        concurrency: as for FastDataset.
-        seconds: that each measurement takes.
+        delay: seconds before each request.
+        step_time: seconds of your model's training step, for a batch of 32 windows.
+        packed: read the copy with all variables in each chunk.
+        stream: ChunkStream, in its own order.
+        num_batches: batches in each of three rounds.
     """
-    settings = yaml.safe_load((CHAPTER / file).read_text())["defaults"]
-    size = settings["batch_size"]
-    if seconds <= 0:
-        raise UserError(f"seconds: {seconds}; allowed: above 0")
-    connect()
-    with slow_network(delay) as variables:
-        os.environ |= variables
-        arguments = settings["dataset_args"] | {"batches_ahead": batches_ahead}
-        arguments |= {"packed": packed, "concurrency": concurrency}
-        dataset = FastDataset("train", **arguments)
-        batches = list(Order(dataset, size, 400))
-        sample_bytes = dataset[0][0].nbytes
-        rows: list[tuple[str, str, float, float]] = []
-        steps = tqdm(total=4 + len(CONCURRENCIES), unit="measurement", disable=None, leave=False)
-        model = Model(step_time, dataset.sample_shape, settings.get("model", {}))
-        ready = default_collate(dataset.__getitems__(batches[0]))
-
-        def serve(_: int) -> int:
-            model.step(ready)
-            return size
-
-        speed = for_a_while(serve, seconds)
-        rows.append(("model", f"step of {size} samples", speed, speed * sample_bytes / 1e6))
-        steps.update()
-        for number in CONCURRENCIES:
-            found = raw_gets(dataset, batches, number, seconds)
-            rows.append(("store", f"{number} requests in flight", *found))
-            steps.update()
-        rows.append(("decode", "all cores, from memory", *decoding(dataset, batches[0], seconds)))
-        steps.update()
-        rows.append(("copy", "memory to memory", *copying(dataset, size, seconds / 5)))
-        steps.update()
-        served = iter(LookAhead(batches * 50, dataset))  # type: ignore[arg-type]
-        speed = for_a_while(lambda _: len(dataset.__getitems__(next(served))), seconds)
-        rows.append(("loader", "as configured, no model", speed, speed * sample_bytes / 1e6))
-        steps.close()
-    report(rows, sample_bytes)
-
-
-def report(rows: list[tuple[str, str, float, float]], sample_bytes: int) -> None:
-    """The table and the verdict."""
-    about = machine()
-    print(f"{about['processor']}, {about['cores']} cores; samples of {sample_bytes / 1e3:.1f} kB")
-    print(f"{'':10}{'':28}{'samples/s':>12}{'MB/s':>10}")
-    best: dict[str, float] = {}
-    for part, what, speed, megabytes in rows:
-        print(f"{part:<10}{what:<28}{speed:>12,.0f}{megabytes:>10,.1f}")
-        best[part] = max(speed, best.get(part, 0.0))
-    loader = best.pop("loader")
-    narrow = min(best, key=best.__getitem__)
-    # Above 100 %: batches that are on their way together share chunks, raw requests do not.
-    print(f"loader: {loader / best['store']:.0%} of what the store delivers to raw requests")
-    if loader >= best["model"]:
-        narrow = "model"
-    elif loader < 0.8 * best[narrow]:
-        narrow = "loader"
-    print(f"bottleneck: {narrow}; {WHAT_HELPS[narrow]}")
+    ladder = read_configurations(CHAPTER / "benchmark_configs" / "ladder.yaml")
+    settings = ladder["256 requests, the default"]["dataset_args"] | {"packed": packed}
+    dataset = (ChunkStream if stream else FastDataset)("train", **settings)
+    order = getattr(dataset, "epoch_order", epoch_order)(len(dataset), seed=0, epoch=0)
+    batches = np.array(order[: 32 * num_batches]).reshape(-1, 32).tolist()
+    needed = [objects(dataset, batch) for batch in batches]
+    seconds: dict[str, list[float]] = {"store": [], "loader": [], "decoding": []}
+    with slow_network(delay) if delay else nullcontext():
+        context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
+        place = spec(dataset.url, "", dataset.anonymous)["kvstore"]
+        place["path"] = place["path"].removesuffix("/")
+        store = ts.KvStore.open(place, context=context).result()
+        for _ in tqdm(range(3), unit="round", disable=None):
+            start = time.perf_counter()
+            get_raw(store, needed, dataset)
+            seconds["store"].append(time.perf_counter() - start)
+            dataset.opened = None  # an empty cache
+            dataset[0]  # opened before the clock starts, as the raw store is
+            start, computed = time.perf_counter(), time.process_time()
+            for _ in DataLoader(dataset, batch_sampler=LookAhead(batches, dataset)):
+                pass
+            seconds["loader"].append(time.perf_counter() - start)
+            # The threads of TensorStore count, too.
+            seconds["decoding"].append((time.process_time() - computed) / (os.cpu_count() or 1))
+    speeds = {k: 32 * len(batches) / statistics.median(v) for k, v in seconds.items()}
+    speeds["model"] = 32 / step_time
+    for name, text in TEXTS.items():
+        print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
+    print(f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives")
+    slowest = min(("model", "store", "decoding"), key=speeds.__getitem__)
+    print(f"bottleneck: {slowest}; {ADVICE[slowest]}")
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        try:
-            run_command(main, __doc__)
-        except ValueError as error:  # TensorStore's
-            raise CloudError(str(error)) from error
-        sys.exit()
+        auto_cli(main, description=__doc__, formatter_class=HelpFormatter)

@@ -1,139 +1,74 @@
-"""What this chapter's measurements share: the machine, its processes, a slow network, medians."""
+"""What the benchmark is made of: a dataset that keeps times, the memory, the YAML files."""
 
-import argparse
-import contextlib
-import importlib
-import importlib.metadata
-import os
-import platform
-import re
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import dask
 import psutil
-import torch
-from jsonargparse import ArgumentParser
-from src.config import HelpFormatter
-from src.config_errors import explain
+import yaml
 from src.errors import UserError
-
-CHAPTER = Path(__file__).resolve().parent
-PACKAGES = ("torch", "tensorstore", "zarr", "xarray", "s3fs", "numpy")
+from torch.utils.data import Dataset, default_collate
 
 
-def machine() -> dict[str, Any]:
-    """Hardware, versions and date, for a log."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        model = found[1] if found else model
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": model,
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
-    }
+class Timed(Dataset):
+    """Another dataset, whose batches know when their loading began and ended.
 
-
-class Processes:
-    """Memory and processor time of this process and its children, watched from a thread.
-
-    Shared pages count in each process, as in ``RES`` of top.
+    The clock is the same for all processes of a machine, so workers can be compared.
     """
 
-    def __enter__(self) -> "Processes":
-        self.peak_mb, self.seconds = 0.0, 0.0
-        self._cpu: dict[int, float] = {}
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
+    def __init__(self, dataset: Any, dask_threads: int | None) -> None:
+        self.dataset, self.dask_threads = dataset, dask_threads
+        self.begun: dict[tuple[int, ...], float] = {}
+        # What LookAhead needs.
+        self.batches_ahead = getattr(dataset, "batches_ahead", 0)
+        self.coming = getattr(dataset, "coming", {})
 
-    def __exit__(self, *exception: object) -> None:
-        self._end.set()
-        self._thread.join()
-        self.seconds = sum(self._cpu.values())
+    def __len__(self) -> int:
+        return len(self.dataset)
 
-    def _watch(self) -> None:
-        me = psutil.Process()
-        start = sum(me.cpu_times()[:2])
-        while True:
-            total = 0
-            for process in [me, *me.children(recursive=True)]:
-                with contextlib.suppress(psutil.Error):
-                    total += process.memory_info().rss
-                    used = sum(process.cpu_times()[:2])
-                    self._cpu[process.pid] = used - start if process == me else used
-            self.peak_mb = max(self.peak_mb, total / 1e6)
-            if self._end.wait(1.0):
-                return
+    def prefetch(self, indices: Sequence[int]) -> None:
+        self.begun.setdefault(tuple(indices), time.perf_counter())
+        self.dataset.prefetch(indices)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[float, float, Any]:
+        begun = self.begun.pop(tuple(indices), time.perf_counter())
+        with dask.config.set(num_workers=self.dask_threads):
+            if hasattr(self.dataset, "__getitems__"):
+                samples = self.dataset.__getitems__(indices)
+            else:
+                samples = [self.dataset[index] for index in indices]
+        return begun, time.perf_counter(), samples
 
 
-def check_delay(delay: str) -> None:
-    """Raise UserError for a delay that slow_network.py would not take."""
-    if not re.fullmatch(r"\d+(\.\d+)?(us|ms|s)", delay):
-        raise UserError(f"delay: {delay!r} is not a number with a unit; allowed: such as 30ms, 1s")
+def collate(timed: Any) -> tuple[float, float, Any]:
+    """A batch as a DataLoader makes it, and its two times."""
+    return timed[0], timed[1], default_collate(timed[2])
 
 
-@contextlib.contextmanager
-def slow_network(delay: str, endpoint: str = "") -> Iterator[dict[str, str]]:
-    """The variables of a way to the embedded server on which each request takes longer."""
-    check_delay(delay)
-    if not float(delay.rstrip("mus")):
-        yield {}
-        return
-    command = [sys.executable, "slow_network.py", "--delay", delay]
-    command += ["--endpoint", endpoint] if endpoint else []
-    with subprocess.Popen(command, cwd=CHAPTER, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout
-            url = process.stdout.readline().split()
-            if len(url) < 3:
-                raise UserError(f"delay: slow_network.py did not start: {' '.join(url)}")
-            yield {"EMBEDDED_S3_ENDPOINT": url[2]}
-        finally:
-            process.terminate()
-            process.communicate()  # it says what has come through, and would miss a listener
-
-
-def same_machine(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two runs may stand in one table: the same hardware and versions, on any day."""
-    keys = (set(one) | set(other)) - {"date", "memory_gb"}
-    return all(one.get(key) == other.get(key) for key in keys)
-
-
-def run_command(function: Callable[..., Any], description: str | None) -> Any:
-    """Call a function with the arguments of the command line; UserError for wrong ones."""
-    parser = ArgumentParser(
-        description=description,
-        formatter_class=HelpFormatter,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
-    parser.add_function_arguments(function, as_group=False)
+def memory(pid: int) -> float:
+    """What a process and its children have in memory, in MB."""
+    total = 0.0
     try:
-        arguments = parser.parse_args()
-    except argparse.ArgumentError as error:
-        raise UserError(explain(str(error), parser)) from error
-    return function(**arguments.as_dict())
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            info = process.memory_full_info()
+            # Of a page that three processes share, pss counts a third (Linux).
+            total += getattr(info, "pss", info.uss) / 1e6
+    except psutil.Error:  # one of them has just ended
+        pass
+    return total
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, smallest and largest value."""
-    return {"median": median(values), "min": min(values), "max": max(values)}
-
-
-def import_path(path: str) -> Any:
-    """What a dotted path names. Raises ImportError or AttributeError."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
+    """Each configuration of a YAML file: the defaults, and its own keys instead of them."""
+    content = yaml.safe_load(file.read_text())
+    defaults, configurations = content["defaults"], {}
+    for name, changes in content["configurations"].items():
+        if unknown := (changes or {}).keys() - defaults.keys():
+            raise UserError(f"{file}: {name}: unknown keys {sorted(unknown)}")
+        merged = defaults | (changes or {})
+        merged["dataset_args"] = defaults["dataset_args"] | merged["dataset_args"]
+        configurations[name] = merged
+    return configurations

@@ -1,12 +1,11 @@
-"""Which patches are hidden: a pure function of (seed, epoch, sample index, token).
+"""Which patches are hidden: a pure function of (seed, epoch, sample index, token)."""
 
-A random generator has a state. That state depends on how many samples this process has already
-seen, so the masks would change with the number of ranks and workers, and a resumed run would need
-the state back. A hash has no state: the same sample gets the same mask in every process, on every
-device, in any batch.
-
-Shapes: B batch, N tokens (patches), K visible tokens.
-"""
+# B batch, N tokens (patches), K visible tokens.
+#
+# A random generator has a state. That state depends on how many samples this process has already
+# seen, so the masks would change with the number of ranks and workers, and a resumed run would need
+# the state back. A hash has no state: the same sample gets the same mask in every process, on every
+# device, in any batch.
 
 from typing import NamedTuple
 
@@ -21,17 +20,16 @@ class Mask(NamedTuple):
     """The split of every sample's patches into visible and hidden ones."""
 
     ids_keep: Tensor  # (B, K) patch numbers that go through the encoder
-    keep_valid: Tensor  # (B, K) False for a slot that only pads a sample with much land
+    slot_is_visible: Tensor  # (B, K) False for a slot that only pads a sample with much land
     ids_restore: Tensor  # (B, N) slot of each patch in the shuffled order
     hidden: Tensor  # (B, N) True where a patch is to be reconstructed
 
 
 def hash32(x: Tensor) -> Tensor:
-    """Mix the low 32 bits of the integers ``x`` (int64, any shape) into values in [0, 2**32).
-
-    The two multipliers are below 2**31, so no product leaves int64: nothing depends on how a device
-    wraps around. Constants: https://github.com/skeeto/hash-prospector/issues/19
-    """
+    """Mix the low 32 bits of the integers ``x`` (int64, any shape) into values in [0, 2**32)."""
+    # Source of the constants: https://github.com/skeeto/hash-prospector/issues/19
+    # Both multipliers are below 2**31, so no product leaves int64: nothing depends on how a device
+    # wraps around.
     x = x & 0xFFFFFFFF
     x = (x ^ (x >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x735A2D97 & 0xFFFFFFFF
@@ -50,19 +48,16 @@ def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor
 def random_mask(
     valid: Tensor, index: Tensor, seed: int, epoch: int | None, mask_ratio: float
 ) -> Mask:
-    """Hide ``mask_ratio`` of each sample's valid patches.
-
-    ``valid`` (B, N) is False for patches without a single value (all land): there is nothing to
-    learn from them, so they are neither shown nor reconstructed. ``epoch=None`` gives the
-    validation mask.
-    """
+    """Hide ``mask_ratio`` of each sample's ``valid`` (B, N) patches; no epoch means validation."""
+    # Patches without a single value (all land) are not valid: there is nothing to learn from them,
+    # so they are neither shown nor reconstructed.
     num_tokens = valid.shape[1]
     if epoch is None:
         seed, epoch = VALIDATION_SEED, VALIDATION_EPOCH
     key = random_keys(seed, epoch, index, num_tokens)
     # Patches without values go last, behind the largest possible key.
     ids_shuffle = torch.argsort(key + (~valid) * (num_tokens << 32), dim=1)
-    ids_restore = torch.argsort(ids_shuffle, dim=1)
+    ids_restore = torch.argsort(ids_shuffle, dim=1)  # the inverse permutation
 
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
     visible_of = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
@@ -75,7 +70,7 @@ def random_mask(
     shuffled_hidden = (slot >= num_visible[:, None]) & (slot < num_valid[:, None])
     return Mask(
         ids_keep=ids_shuffle[:, :num_keep],
-        keep_valid=slot[:num_keep] < num_visible[:, None],
+        slot_is_visible=slot[:num_keep] < num_visible[:, None],
         ids_restore=ids_restore,
         hidden=shuffled_hidden.gather(1, ids_restore),
     )

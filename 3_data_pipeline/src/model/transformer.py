@@ -1,13 +1,12 @@
-"""Transformer blocks and fixed positions, shared by the encoder and the decoder.
+"""Transformer blocks and fixed positions, shared by the encoder and the decoder."""
 
-Shapes: B batch, N tokens, D width, A attention heads.
-"""
+# B batch, N tokens, D width, A attention heads.
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, repeat
+from einops import rearrange
 from torch import Tensor, nn
 
 
@@ -33,13 +32,12 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm transformer block (Vision Transformer, https://arxiv.org/abs/2010.11929)."""
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0) -> None:
+    def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
         self.attn = Attention(dim, num_heads)
         self.norm2 = nn.LayerNorm(dim)
-        hidden_dim = int(dim * mlp_ratio)
-        self.mlp = nn.Sequential(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, dim))
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
         x = x + self.attn(self.norm1(x), attend)
@@ -47,32 +45,18 @@ class Block(nn.Module):
 
 
 def sincos_positions(grid: Sequence[int], dim: int) -> Tensor:
-    """Fixed sine-cosine positions (N, D) of a (time, lat, lon) grid of patches, row by row.
-
-    Each axis gets its own third of the width, so any rectangular grid works and an axis of length
-    one costs nothing but its share. ``dim`` must be even and at least 6.
-    """
+    """Fixed positions (N, D) of a (time, lat, lon) grid of patches; D has to be even, 6 or more."""
+    # Sines and cosines at falling frequencies, as in https://arxiv.org/abs/1706.03762, section 3.5.
+    # Each axis gets its own third of the width, so any rectangular grid works, and an axis of
+    # length one costs nothing but its share.
     share = dim // 6 * 2
-    t, h, w = grid
-    rows = sincos(t, dim - 2 * share), sincos(h, share), sincos(w, share)
-    return torch.cat(
-        [
-            repeat(rows[0], "t d -> (t h w) d", h=h, w=w),
-            repeat(rows[1], "h d -> (t h w) d", t=t, w=w),
-            repeat(rows[2], "w d -> (t h w) d", t=t, h=h),
-        ],
-        dim=1,
-    )
-
-
-def sincos(length: int, dim: int) -> Tensor:
-    """Sines and cosines (length, dim) of the positions 0, 1, ... at falling frequencies.
-
-    As in "Attention is all you need", https://arxiv.org/abs/1706.03762, section 3.5.
-    """
-    frequency = 10000.0 ** -(torch.arange(dim // 2) / (dim // 2))
-    angle = torch.arange(length)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1)
+    places = torch.cartesian_prod(*(torch.arange(size) for size in grid))  # (N, 3), row by row
+    parts = []
+    for place, width in zip(places.T, (dim - 2 * share, share, share), strict=True):
+        frequency = 10000.0 ** -(torch.arange(width // 2) / (width // 2))
+        angle = place[:, None] * frequency
+        parts += [angle.sin(), angle.cos()]
+    return torch.cat(parts, dim=1)
 
 
 def init_weights(module: nn.Module) -> None:

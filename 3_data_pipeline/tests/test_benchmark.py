@@ -1,0 +1,83 @@
+"""The benchmark, its pictures, the notebook and the ceiling."""
+
+import json
+
+import benchmark_datapipeline_configurations as benchmark
+import ceiling
+import pytest
+import yaml
+from src.config import CHAPTER
+from src.errors import UserError
+
+from tests.stores import SETTINGS, build_small
+
+DEFAULTS = {"dataset": "dummydataset.SlowDataset", "dataset_args": {"load_time": 0.001}}
+DEFAULTS |= {"batch_size": 4, "num_workers": 0, "prefetch_factor": 2, "persistent_workers": True}
+DEFAULTS |= {"pin_memory": False, "train_step_time": 0.01, "delay": 0, "warmup": 1, "batches": 5}
+
+
+def write(path, configurations: dict) -> str:
+    path.write_text(
+        yaml.safe_dump({"defaults": DEFAULTS, "configurations": configurations}, sort_keys=False)
+    )
+    return str(path)
+
+
+@pytest.mark.slow
+def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
+    """Broken by: no `except` around one_turn(), or `finished` without the turn's number."""
+    nbclient = pytest.importorskip("nbclient", reason="uv sync --group notebook")
+    nbformat = pytest.importorskip("nbformat", reason="uv sync --group notebook")
+    monkeypatch.setattr(benchmark, "CHAPTER", tmp_path)
+    file, good = tmp_path / "ladder.yaml", {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}}
+    write(file, {"broken": {"dataset": "no_module.Dataset"}} | good)
+    benchmark.main(str(file), repeats=1)
+    log = tmp_path / "benchmark_logs" / "ladder.jsonl"
+    first = log.read_text()
+    turns = [json.loads(line) for line in first.splitlines()]
+    assert [turn["name"] for turn in turns] == ["slow", "fast"]
+    for turn in turns:
+        assert len(turn["steps"]) == 6
+        for begun, ended, asked, got, done in turn["steps"]:
+            assert begun < ended <= got < done
+            assert asked < got
+        assert turn["busy"] > 0
+        assert turn["memory"] > 100
+    output = capsys.readouterr()
+    assert "broken: ModuleNotFoundError: No module named 'no_module'" in output.err
+    assert "first s" in output.out
+
+    write(file, good)
+    log.write_text(first.splitlines(keepends=True)[0])  # as if it had been stopped
+    benchmark.main(str(file), repeats=1)
+    assert log.read_text().startswith(first.splitlines()[0])
+    assert len(log.read_text().splitlines()) == 2
+
+    notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
+    monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [
+        kind
+        for cell in notebook.cells
+        for o in cell.get("outputs", [])
+        for kind in o.get("data", {})
+    ]
+    assert outputs.count("image/png") == 2
+
+
+def test_files_that_cannot_be_measured(tmp_path):
+    """Broken by: no look at unknown keys: a misspelt setting would be measured as the default."""
+    with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
+        benchmark.main(write(tmp_path / "a.yaml", {"faster": {"workers": 2}}))
+    with pytest.raises(UserError, match="none of its configurations could be measured"):
+        benchmark.main(write(tmp_path / "b.yaml", {"broken": {"dataset": "nothing"}}), repeats=1)
+
+
+def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
+    """Broken by: requests of objects that are not there (no modulo in objects())."""
+    build_small()
+    settings = {"256 requests, the default": {"dataset_args": SETTINGS}}
+    monkeypatch.setattr(ceiling, "read_configurations", lambda file: settings)
+    ceiling.main(delay=0.001, step_time=1e-6, num_batches=2)
+    output = capsys.readouterr().out
+    assert "bottleneck: store" in output or "bottleneck: decoding" in output

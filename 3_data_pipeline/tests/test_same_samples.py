@@ -1,0 +1,94 @@
+"""The fast reader's samples, their order and the trainings on them are chapter 2's, to the bit."""
+
+import lightning_train
+import pytest
+from src.config import CHAPTER
+from src.data.fast_dataset import FastDataset
+from src.data.lightning_datamodule import RankLoaders
+from src.data.loaders import Loaders
+from src.data.timed_loader import limiting_stage
+from src.data.usecase_cloud_dataset import CloudDataset
+from torch.testing import assert_close
+
+from tests.runs import rows, saved, start, train
+from tests.stores import SETTINGS, build_small
+
+MEMORY, FAST = f"-c={CHAPTER}/tests/ocean.yaml", f"-c={CHAPTER}/tests/fast.yaml"
+SAME = {"rtol": 0, "atol": 0, "equal_nan": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _store():
+    build_small()
+
+
+def batches(reader, step=0, number=0, loaders=Loaders, **settings) -> list:
+    """What a loader gives from this step on."""
+    made = loaders(dataset=lambda split: reader(split, **SETTINGS, **settings), num_workers=number)
+    return list(made.train_loader(lambda: step))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("number", [0, 2])
+def test_batches_are_those_of_the_slow_reader(packed, number):
+    """Windows across the edge, and a selection of variables, too.
+
+    Broken by: no ts.concat in FastDataset.array, or no [self.order].
+    """
+    names = ["sea_surface_height", "current_speed"]
+    expected = batches(CloudDataset, variables=names)
+    fast = batches(FastDataset, number=number, packed=packed, variables=names, batches_ahead=3)
+    assert_close(fast, expected, **SAME)
+
+
+def test_two_ranks_read_the_batches_of_one():
+    """Broken by: no `rank` in RankLoaders.train_loader."""
+    for (x, index), *parts in zip(
+        batches(CloudDataset),
+        *(
+            batches(FastDataset, loaders=lambda rank=rank, **s: RankLoaders(rank, 2, **s))
+            for rank in (0, 1)
+        ),
+        strict=True,
+    ):
+        for rank, (part, numbers) in enumerate(parts):
+            assert_close((part, numbers), (x[rank::2], index[rank::2]), **SAME)
+
+
+def test_an_epoch_goes_on_in_its_middle():
+    """After another one that was left. Broken by: no coming.clear() in LookAhead."""
+    loaders = Loaders(lambda split: FastDataset(split, **SETTINGS, batches_ahead=2))
+    expected = batches(CloudDataset)
+    loader = loaders.train_loader(lambda: 0)
+    assert_close(next(iter(loader)), expected[0], **SAME)
+    assert len(loaders.train_set.coming) == 2  # these are under way
+    assert_close(list(loaders.train_loader(lambda: 4)), expected[4:], **SAME)
+    assert not loaders.train_set.coming
+
+
+@pytest.mark.slow
+def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys):
+    """With two processes, too. Broken by: float64 in `np.empty` of FastDataset.prefetch."""
+    memory = train(monkeypatch, tmp_path / "memory", MEMORY, script=lightning_train)
+    fast = train(monkeypatch, tmp_path / "fast", MEMORY, FAST, script=lightning_train)
+    assert rows(memory) == rows(fast)
+    assert_close(*(saved(run, "last.ckpt")["state_dict"] for run in (memory, fast)), **SAME)
+    assert (memory / "summary.json").read_text() == (fast / "summary.json").read_text()
+    output = capsys.readouterr().out
+    assert "loader    a window of 25 kB takes" in output
+    assert output.count("what limits is") == 4  # two runs of two epochs
+    ddp = [MEMORY, FAST, "--trainer.devices=2", "--trainer.strategy=ddp"]
+    process = start(tmp_path, *ddp, command=["lightning_train.py"])
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    for a, b in zip(rows(memory), rows(tmp_path / "run_1"), strict=True):
+        if a["train_loss"] and int(a["step"]) <= 50:
+            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-5)
+
+
+def test_the_limiting_stage_is_named():
+    """Broken by: `store < here` in limiting_stage."""
+    assert limiting_stage(0.01, store=5, here=1) == "the model"
+    assert limiting_stage(0.5, store=5, here=1) == "the store"
+    assert limiting_stage(0.5, store=1, here=5).startswith("this process")
+    assert limiting_stage(0.5, store=0, here=0) == "the loader"
