@@ -19,8 +19,7 @@ class ChunkStream(FastDataset):
     Args:
         held: blocks that a stream shuffles together; more are closer to a random order.
         streams: streams side by side; a multiple of the ranks, so that ranks read other chunks.
-        cache_mb: megabytes of decoded chunks in memory: streams * (held + 1) blocks.
-        settings: those of FastDataset.
+        settings: those of FastDataset; cache_mb is at least streams * (held + 1) blocks.
     """
 
     def __init__(
@@ -28,11 +27,15 @@ class ChunkStream(FastDataset):
         split: Split,
         held: PositiveInt = 2,
         streams: PositiveInt = 4,
-        cache_mb: float = 256.0,
         **settings: Any,
     ) -> None:
-        super().__init__(split, cache_mb=cache_mb, **settings)
+        super().__init__(split, **settings)
         self.held, self.streams = held, streams
+        # With less, chunks would be read again and again, and nobody would notice. A window may
+        # reach into the block behind its own, hence one more.
+        points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
+        block = 4 * len(self.variables) * self.chunk[1] * points / 1e6
+        self.cache_mb = max(self.cache_mb, 1.2 * streams * (held + 1) * block)
 
     def epoch_order(self, num_samples: int, seed: int, epoch: int) -> list[int]:
         """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
