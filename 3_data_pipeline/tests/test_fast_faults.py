@@ -37,8 +37,9 @@ def proxy(monkeypatch):
 def test_what_may_pass_is_tried_again(proxy, kind):
     """Broken by: no TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS (a silent request waits for ever)."""
     expected = FastDataset("train", **SETTINGS)[0][0]
+    dataset = FastDataset("train", **SETTINGS)  # the statistics are read by chapter 2's reader
     proxy.faults = [Fault(kind, times=2, path="/c/")]
-    assert FastDataset("train", **SETTINGS)[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
+    assert dataset[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
     assert proxy.faults[0].times == 0
 
 
