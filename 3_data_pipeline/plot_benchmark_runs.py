@@ -59,7 +59,7 @@ def timeline(turns: pd.DataFrame, names: list[str]) -> Figure:
             axis.barh(rows, steps[end] - steps[start], left=steps[start], color=colour, label=stage)
         axis.set(title=name, xlabel="seconds", yticks=[])
         axis.set_xlim(0, max(steps["done"]))  # what was loaded before is cut off
-        axis.legend(loc="upper right")
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # beside the bars
     return figure
 
 
