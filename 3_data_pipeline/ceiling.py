@@ -2,7 +2,6 @@
 
 uv run python ceiling.py                    the ladder's windows, 30 ms away from the store
 uv run python ceiling.py --delay 0 --packed true --step_time 0.02
-uv run python ceiling.py --stream true --num_batches 3366    the stream, a whole epoch
 """
 
 import itertools
@@ -15,10 +14,9 @@ from contextlib import nullcontext
 import numpy as np
 import tensorstore as ts
 from jsonargparse import auto_cli
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from slow_network import slow_network
 from src.config import CHAPTER, HelpFormatter
-from src.data.chunk_stream import ChunkStream
 from src.data.fast_dataset import FastDataset, LookAhead, spec
 from src.data.loaders import epoch_order
 from src.data.store import AXES
@@ -33,11 +31,7 @@ TEXTS = {
     "decoding": "if nothing had to be waited for: all cores decode and copy",
     "loader": "all of it",
 }
-ADVICE = {
-    "model": "the loader can keep up with it, so look at the model (chapter 4)",
-    "store": "more requests under way, or fewer for a window: build_store.py pack, ChunkStream",
-    "decoding": "chunks that fit the windows, a faster codec, more cores",
-}
+NUM_BATCHES = 100  # in each of three rounds
 
 
 def objects(dataset: FastDataset, indices: list[int]) -> set[str]:
@@ -55,14 +49,13 @@ def objects(dataset: FastDataset, indices: list[int]) -> set[str]:
     return {f"{name}/{first}/{t}/{y}/{x}" for t, y, x in places for name in dataset.arrays}
 
 
-def get_raw(store: ts.KvStore, needed: list[set[str]], dataset: FastDataset) -> None:
+def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> None:
     """Get the objects of each batch, with as many batches under way as in the loader."""
-    batches_ahead, has_cache = dataset.batches_ahead, dataset.cache_mb > 0
     flying: dict[str, ts.Future] = {}
     coming: deque[list[ts.Future]] = deque()
     for names in [*needed, *[set[str]()] * batches_ahead]:
-        # As in the loader, an object that is on its way, or in the cache, is not asked for again.
-        new = [n for n in names if n not in flying or (flying[n].done() and not has_cache)]
+        # As in the loader, an object that is on its way is not asked for again.
+        new = [name for name in names if name not in flying or flying[name].done()]
         flying |= {name: store.read(name) for name in new}
         coming.append([flying[name] for name in names])
         if len(coming) > batches_ahead:
@@ -74,8 +67,6 @@ def main(
     delay: NonNegativeFloat = 0.03,
     step_time: PositiveFloat = 0.1,
     packed: bool = False,
-    stream: bool = False,
-    num_batches: PositiveInt = 100,
 ) -> None:
     """Measure in turns, print samples per second, and name the bottleneck.
 
@@ -83,14 +74,12 @@ def main(
         delay: seconds before each request.
         step_time: seconds of your model's training step, for a batch of 32 windows.
         packed: read the copy with all variables in each chunk.
-        stream: ChunkStream, in its own order.
-        num_batches: batches in each of three rounds.
     """
     ladder = read_configurations(CHAPTER / "benchmark_configs" / "ladder.yaml")
     settings = ladder["256 requests, the default"]["dataset_args"] | {"packed": packed}
-    dataset = (ChunkStream if stream else FastDataset)("train", **settings)
-    order = getattr(dataset, "epoch_order", epoch_order)(len(dataset), seed=0, epoch=0)
-    batches = np.array(order[: 32 * num_batches]).reshape(-1, 32).tolist()
+    dataset = FastDataset("train", **settings)
+    order = epoch_order(len(dataset), seed=0, epoch=0)
+    batches = np.array(order[: 32 * NUM_BATCHES]).reshape(-1, 32).tolist()
     needed = [objects(dataset, batch) for batch in batches]
     seconds: dict[str, list[float]] = {"store": [], "loader": [], "decoding": []}
     with slow_network(delay) if delay else nullcontext():
@@ -100,9 +89,8 @@ def main(
         store = ts.KvStore.open(place, context=context).result()
         for _ in tqdm(range(3), unit="round", disable=None):
             start = time.perf_counter()
-            get_raw(store, needed, dataset)
+            get_raw(store, needed, dataset.batches_ahead)
             seconds["store"].append(time.perf_counter() - start)
-            dataset.opened = None  # an empty cache
             dataset[0]  # opened before the clock starts, as the raw store is
             start, computed = time.perf_counter(), time.process_time()
             for _ in DataLoader(dataset, batch_sampler=LookAhead(batches, dataset)):
@@ -116,7 +104,7 @@ def main(
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
     print(f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives")
     slowest = min(("model", "store", "decoding"), key=speeds.__getitem__)
-    print(f"bottleneck: {slowest}; {ADVICE[slowest]}")
+    print(f"bottleneck: {slowest}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw what the benchmark has logged: bars of all configurations, and a timeline of some of them.
+"""Draw what the benchmark has logged: bars of all configurations, a timeline of the last two.
 
 uv run python plot_benchmark_runs.py                        the ladder
 uv run python plot_benchmark_runs.py --log benchmark_logs/dask_workers.jsonl
@@ -21,17 +21,10 @@ STAGES = {  # columns of `steps` in the log: from when, until when
 
 def bars(turns: pd.DataFrame) -> Figure:
     """Medians of each configuration, and the range of its turns."""
-    columns = {
-        "samples_per_second": "samples/s",
-        "busy": "busy",
-        "memory": "MB",
-        "first_batch": "s",
-    }
+    columns = {"samples_per_second": "1/s", "busy": "", "memory": "MB", "first_batch": "s"}
     names = turns["name"].unique()[::-1]
     groups = turns.groupby("name")[list(columns)]
-    middle, low, high = (
-        table.loc[names] for table in (groups.median(), groups.min(), groups.max())
-    )
+    middle, low, high = (groups.agg(how).loc[names] for how in ("median", "min", "max"))
     figure = Figure(figsize=(14, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(columns), sharey=True)
     for axis, (column, unit) in zip(axes, columns.items(), strict=True):

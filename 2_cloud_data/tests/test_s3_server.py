@@ -53,10 +53,7 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path, number):
-    """Broken by: no start_new_session in connect(): Ctrl-C would stop the server first.
-
-    Or by: no start_forkserver(): the worker for the validation ends while it still imports.
-    """
+    """Broken by: no start_new_session in connect(), or no start_forkserver() in Loaders."""
     folder = tmp_path.parent / "s3"  # the store is built once, for all three
     monkeypatch.setenv("S3_FOLDER", str(folder))
     settings = [f"-c={CHAPTER}/tests/cloud.yaml", "--data.num_workers=1", "--trainer.max_epochs=99"]

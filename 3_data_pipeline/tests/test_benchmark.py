@@ -78,6 +78,7 @@ def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
     build_small()
     settings = {"256 requests, the default": {"dataset_args": SETTINGS}}
     monkeypatch.setattr(ceiling, "read_configurations", lambda file: settings)
-    ceiling.main(delay=0.001, step_time=1e-6, num_batches=2)
+    monkeypatch.setattr(ceiling, "NUM_BATCHES", 2)
+    ceiling.main(delay=0.001, step_time=1e-6)
     output = capsys.readouterr().out
     assert "bottleneck: store" in output or "bottleneck: decoding" in output

@@ -6,7 +6,7 @@ from src.config import CHAPTER
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
-from src.data.timed_loader import limiting_stage
+from src.data.timed_loader import TimedLoader, limiting_stage
 from src.data.usecase_cloud_dataset import CloudDataset
 from torch.testing import assert_close
 
@@ -64,6 +64,7 @@ def test_an_epoch_goes_on_in_its_middle():
     assert len(loaders.train_set.coming) == 2  # these are under way
     assert_close(list(loaders.train_loader(lambda: 4)), expected[4:], **SAME)
     assert not loaders.train_set.coming
+    assert len(list(TimedLoader(loaders.train_set, 1, batch_sampler=[[0]]))) == 1  # of one batch
 
 
 @pytest.mark.slow

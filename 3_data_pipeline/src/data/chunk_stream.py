@@ -23,11 +23,7 @@ class ChunkStream(FastDataset):
     """
 
     def __init__(
-        self,
-        split: Split,
-        held: PositiveInt = 2,
-        streams: PositiveInt = 4,
-        **settings: Any,
+        self, split: Split, held: PositiveInt = 2, streams: PositiveInt = 4, **settings: Any
     ) -> None:
         super().__init__(split, **settings)
         self.held, self.streams = held, streams

@@ -54,10 +54,9 @@ class TrainBatches(Sampler[list[int]]):
 # One that still imports torch would end, and with it the training, without a checkpoint.
 def start_forkserver() -> None:
     """Start the process that workers are copies of, so that they inherit to ignore signals."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
     forkserver.ensure_running()
-    for number, handler in zip(numbers, handlers, strict=True):
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 

@@ -38,7 +38,8 @@ class TimedLoader(DataLoader):
                 first, start, before, waited = got - asked, got, seconds.clone(), 0.0
             else:
                 waited += got - asked
-            if number == len(self):  # now, because Lightning does not come back after the last one
+            # Before the last batch, because Lightning does not come back after it.
+            if number == len(self) > 1:
                 limit = limiting_stage(waited / (got - start), *(seconds - before).tolist())
                 say(
                     f"first batch after {first:.1f} s, then waited {waited:.1f} of"
