@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from src.data.s3_server import connect
@@ -53,9 +53,10 @@ async def serve(address: list[str], delay: float, parent: Connection) -> None:
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
     """Pass on what comes, ``delay`` seconds later."""
-    while data := await reader.read(1 << 20):
-        await asyncio.sleep(delay)
-        writer.write(data)
+    with suppress(ConnectionError):  # a client that goes away
+        while data := await reader.read(1 << 20):
+            await asyncio.sleep(delay)
+            writer.write(data)
     writer.close()
 
 

@@ -11,20 +11,19 @@
 """The same samples from the same server, through what you might use instead of chapter 3.
 
   uv run --script appendix/peers/compare.py               three rounds, 30 ms away
-  uv run --script appendix/peers/compare.py --delay 0
+  uv run --script appendix/peers/compare.py --stride 64   windows side by side
 
 It needs the store of chapter 3 (bench.zarr), and an environment of its own, which uv makes:
 mosaicml-streaming wants an older NumPy, and brings the clients of several clouds with it.
 """
 
-import asyncio
 import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -35,14 +34,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "3_data_pipeline"))
 
 import fsspec
 import numpy as np
+import tensorstore as ts
 import torch
 import xarray as xr
 import zarr
+from ceiling import objects
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from slow_network import slow_network
 from src.data.chunk_stream import ChunkStream
-from src.data.fast_dataset import FastDataset, LookAhead
+from src.data.fast_dataset import FastDataset, LookAhead, spec
 from src.data.loaders import epoch_order
 from src.data.s3_server import connect
 from src.data.store import AXES, open_store
@@ -54,8 +55,8 @@ from tqdm import tqdm
 URL = "s3://embedded/bench.zarr"
 BATCH = 32
 WINDOW = (1, 64, 64)
-SETTINGS: dict[str, Any] = {"url": URL, "window": WINDOW, "train_stride": (1, 32, 32)}
-SETTINGS |= {"train_months": (0, 192), "val_months": (204, 240), "wrap_longitude": False}
+SETTINGS: dict[str, Any] = {"url": URL, "window": WINDOW, "wrap_longitude": False}
+SETTINGS |= {"train_months": (0, 192), "val_months": (204, 240)}
 
 
 def raw_values(dataset: FastDataset) -> FastDataset:
@@ -64,71 +65,95 @@ def raw_values(dataset: FastDataset) -> FastDataset:
     return dataset
 
 
-def in_batches(order: list[int]) -> list[list[int]]:
+def in_batches(order: list[Any]) -> list[list[Any]]:
     return [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
 
 
-def fast_dataset() -> Iterator[Tensor]:
+# A call opens, and what it returns reads: an iterator of batches.
+
+
+def fast_dataset(folder: str, stride: int) -> Iterator[Tensor]:
     """Chapter 3's reader in a random order."""
-    dataset = raw_values(FastDataset("train", **SETTINGS))
+    dataset = raw_values(FastDataset("train", **SETTINGS, train_stride=(1, stride, stride)))
     batches = LookAhead(in_batches(epoch_order(len(dataset), 0, 0)), dataset)
-    yield from (x for x, _ in DataLoader(dataset, batch_sampler=batches))
+    return (x for x, _ in DataLoader(dataset, batch_sampler=batches))
 
 
-def chunk_stream() -> Iterator[Tensor]:
+def chunk_stream(folder: str, stride: int) -> Iterator[Tensor]:
     """Chapter 3's stream in its own order."""
-    dataset = raw_values(ChunkStream("train", **SETTINGS))
+    dataset = raw_values(ChunkStream("train", **SETTINGS, train_stride=(1, stride, stride)))
     batches = LookAhead(in_batches(dataset.epoch_order(len(dataset), 0, 0)), dataset)
-    yield from (x for x, _ in DataLoader(dataset, batch_sampler=batches))
+    return (x for x, _ in DataLoader(dataset, batch_sampler=batches))
 
 
-def places() -> tuple[list[str], list[dict[str, slice]]]:
+def raw_requests(folder: str, stride: int) -> Iterator[Tensor]:
+    """The objects that the stream reads, in its order, and nothing made of them: no samples."""
+    dataset = ChunkStream("train", **SETTINGS, train_stride=(1, stride, stride))
+    batches = in_batches(dataset.epoch_order(len(dataset), 0, 0))
+    needed = dict.fromkeys(name for batch in batches for name in sorted(objects(dataset, batch)))
+    context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
+    place = spec(URL, "", anonymous=False)["kvstore"]
+    place["path"] = place["path"].removesuffix("/")
+    store = ts.KvStore.open(place, context=context).result()
+
+    def read() -> Iterator[Tensor]:
+        for future in [store.read(name) for name in needed]:
+            assert future.result().state == "value", "an object is missing"
+        yield torch.empty(len(dataset), 0)
+
+    return read()
+
+
+def places(stride: int) -> tuple[list[str], list[dict[str, slice]]]:
     """The variables, and all windows in a random order."""
-    dataset = FastDataset("train", **SETTINGS)
+    dataset = FastDataset("train", **SETTINGS, train_stride=(1, stride, stride))
     order = epoch_order(len(dataset), 0, 0)
     windows = [dict(zip(AXES, dataset.slices(index), strict=True)) for index in order]
     return dataset.variables, windows
 
 
-def zarr_alone() -> Iterator[Tensor]:
-    """zarr-python's asynchronous interface: all requests of a batch at once."""
-    names, windows = places()
+def zarr_alone(folder: str, stride: int) -> Iterator[Tensor]:
+    """Zarr-python with a thread for each window of a batch: all its requests at once."""
+    names, windows = places(stride)
+    group = zarr.open_group(store=open_store(URL), mode="r")
+    arrays = [group[name] for name in names]
 
-    async def read() -> Any:
-        group = await zarr.api.asynchronous.open_group(store=open_store(URL), mode="r")
-        arrays = [await group.getitem(name) for name in names]
-        for first in range(0, len(windows), BATCH):
-            batch = windows[first : first + BATCH]
-            reads = [array.getitem(tuple(w.values())) for w in batch for array in arrays]
-            yield np.stack(await asyncio.gather(*reads)).reshape(-1, len(names), *WINDOW)
+    def read(window: dict[str, slice]) -> Any:
+        return np.stack([array[tuple(window.values())] for array in arrays])
 
-    # One event loop for the whole epoch.
-    with asyncio.Runner() as runner:
-        batches = read()
-        for _ in range(0, len(windows), BATCH):
-            yield torch.from_numpy(runner.run(anext(batches)))
+    threads = ThreadPoolExecutor(BATCH)
+    batches = in_batches(windows)
+    return (torch.from_numpy(np.stack([*threads.map(read, batch)])) for batch in batches)
 
 
-def xarray_dask() -> Iterator[Tensor]:
+def xarray_dask(folder: str, stride: int) -> Iterator[Tensor]:
     """Xarray over dask's threads, a window at a time."""
-    names, windows = places()
+    names, windows = places(stride)
     fields = xr.open_zarr(open_store(URL), chunks={})[names]
-    for first in range(0, len(windows), BATCH):
-        batch = [fields.isel(window).to_dataarray() for window in windows[first : first + BATCH]]
-        yield torch.from_numpy(np.stack([window.compute().values for window in batch]))
+
+    def read(batch: list[dict[str, slice]]) -> Tensor:
+        lazy = [fields.isel(window).to_dataarray() for window in batch]
+        return torch.from_numpy(np.stack([window.compute().values for window in lazy]))
+
+    return map(read, in_batches(windows))
 
 
-def xbatcher() -> Iterator[Tensor]:
+def xbatcher(folder: str, stride: int) -> Iterator[Tensor]:
     """Xbatcher's generator over xarray and dask; its batch is one of our samples."""
     from xbatcher import BatchGenerator
 
-    names, _ = places()
-    fields = xr.open_zarr(open_store(URL), chunks={})[names].isel(time=slice(0, 192))
+    names, _ = places(stride)
+    fields = xr.open_zarr(open_store(URL), chunks={})[names].isel(
+        time=slice(*SETTINGS["train_months"])
+    )
     sizes = dict(zip(AXES, WINDOW, strict=True))
-    generator = BatchGenerator(fields, sizes, {"lat": 32, "lon": 32}, preload_batch=True)
-    order = epoch_order(len(generator), 0, 0)
-    for indices in in_batches(order):
-        yield torch.from_numpy(np.stack([generator[i].to_dataarray().values for i in indices]))
+    overlap = dict.fromkeys(("lat", "lon"), WINDOW[1] - stride)
+    generator = BatchGenerator(fields, sizes, overlap, preload_batch=True)
+
+    def read(batch: list[int]) -> Tensor:
+        return torch.from_numpy(np.stack([generator[i].to_dataarray().values for i in batch]))
+
+    return map(read, in_batches(epoch_order(len(generator), 0, 0)))
 
 
 def endpoint() -> dict[str, str]:
@@ -142,20 +167,18 @@ def endpoint() -> dict[str, str]:
     }
 
 
-def litdata() -> Iterator[Tensor]:
+def litdata(folder: str, stride: int) -> Iterator[Tensor]:
     """Litdata's StreamingDataset, from a copy in its own format."""
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
     # It fetches with obstore, which refuses plain http, and has no option of its own to allow it.
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        url, options = "s3://embedded/peers/litdata", endpoint()
-        dataset = StreamingDataset(
-            url, cache_dir=folder, shuffle=True, max_pre_download=4, storage_options=options
-        )
-        for batch in StreamingDataLoader(dataset, batch_size=BATCH):
-            yield batch["x"]
+    url, options = f"{URL}.litdata-{stride}", endpoint()
+    dataset = StreamingDataset(
+        url, cache_dir=folder, shuffle=True, max_pre_download=4, storage_options=options
+    )
+    return (batch["x"] for batch in StreamingDataLoader(dataset, batch_size=BATCH))
 
 
 def write_litdata(folder: str, samples: Iterator[Tensor]) -> None:
@@ -169,7 +192,7 @@ def write_litdata(folder: str, samples: Iterator[Tensor]) -> None:
     writer.merge()
 
 
-def mosaicml() -> Iterator[Tensor]:
+def mosaicml(folder: str, stride: int) -> Iterator[Tensor]:
     """mosaicml-streaming's StreamingDataset, from a copy in its own format."""
     from streaming import StreamingDataset
 
@@ -177,12 +200,10 @@ def mosaicml() -> Iterator[Tensor]:
     os.environ["S3_ENDPOINT_URL"] = options.pop("endpoint_url")
     os.environ["AWS_DEFAULT_REGION"] = options.pop("region_name")
     os.environ |= {name.upper(): value for name, value in options.items()}
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        dataset = StreamingDataset(
-            remote="s3://embedded/peers/mosaicml", local=folder, shuffle=True, batch_size=BATCH
-        )
-        for batch in DataLoader(dataset, batch_size=BATCH):
-            yield batch["x"]
+    dataset = StreamingDataset(
+        remote=f"{URL}.mosaicml-{stride}", local=folder, shuffle=True, batch_size=BATCH
+    )
+    return (batch["x"] for batch in DataLoader(dataset, batch_size=BATCH))
 
 
 def write_mosaicml(folder: str, samples: Iterator[Tensor]) -> None:
@@ -194,7 +215,9 @@ def write_mosaicml(folder: str, samples: Iterator[Tensor]) -> None:
             writer.write({"x": x.numpy()})
 
 
-READERS: dict[str, tuple[Callable[[], Iterator[Tensor]], int | None]] = {  # batches, or all
+Reader = Callable[[str, int], Iterator[Tensor]]
+READERS: dict[str, tuple[Reader, int | None]] = {  # batches, or all
+    "raw requests of the stream": (raw_requests, None),
     "ChunkStream, its own order": (chunk_stream, None),
     "litdata, its own order": (litdata, None),
     "mosaicml-streaming, its own order": (mosaicml, None),
@@ -206,57 +229,79 @@ READERS: dict[str, tuple[Callable[[], Iterator[Tensor]], int | None]] = {  # bat
 COPIES = {"litdata": write_litdata, "mosaicml": write_mosaicml}
 
 
-def make_copies() -> None:
+def make_copies(stride: int) -> None:
     """The samples in the formats of the two that have their own, unless they are there."""
     server = endpoint()
     keys = {"key": server["aws_access_key_id"], "secret": server["aws_secret_access_key"]}
     fs = fsspec.filesystem("s3", endpoint_url=server["endpoint_url"], **keys)
     for name, write in COPIES.items():
-        place = f"embedded/peers/{name}"
+        place = f"{URL}.{name}-{stride}"
         if not fs.exists(f"{place}/index.json"):
             with TemporaryDirectory() as folder:
-                write(f"{folder}/copy", (x for batch in fast_dataset() for x in batch))
+                write(f"{folder}/copy", (x for batch in fast_dataset("", stride) for x in batch))
                 fs.put(f"{folder}/copy/", f"{place}/", recursive=True)
         print(f"{name}: a copy of {fs.du(place) / 1e6:.0f} MB")
 
 
-def sums(batches: Iterator[Tensor]) -> list[float]:
-    """A number for each sample; the same for the same bits."""
-    return [float(x.nan_to_num().double().sum()) for batch in batches for x in batch]
-
-
-def measure(name: str) -> tuple[int, float, list[float]]:
-    """Samples, seconds from opening to the last batch, and the sums of the samples."""
+def sums(name: str, stride: int) -> list[float]:
+    """A number for each sample of a reader, sorted; the same for the same bits."""
     reader, limit = READERS[name]
-    start = time.perf_counter()
-    batches = list(islice(reader(), limit))
-    seconds = time.perf_counter() - start
-    return sum(map(len, batches)), seconds, sums(iter(batches))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        batches = islice(reader(folder, stride), limit)
+        return sorted(float(x.nan_to_num().double().sum()) for batch in batches for x in batch)
 
 
-def main(delay: NonNegativeFloat = 0.03, repeats: PositiveInt = 3) -> None:
-    """Take turns in new processes with cold caches, compare the samples, print the medians.
+def measure(name: str, stride: int) -> tuple[float, float]:
+    """Seconds until it was open, and samples per second after that."""
+    reader, limit = READERS[name]
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        start = time.perf_counter()
+        batches = reader(folder, stride)
+        opened = time.perf_counter()
+        number = sum(map(len, islice(batches, limit)))
+        seconds = time.perf_counter() - opened
+    return opened - start, number / seconds
+
+
+def in_new_process(function: Callable[[str, int], Any], name: str, stride: int) -> Any:
+    """With cold caches."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, name, stride).result()
+
+
+def check_samples(stride: int) -> None:
+    """All readers have the same samples, to the bit; a slow one is asked for a part of them."""
+    expected = in_new_process(sums, "FastDataset", stride)
+    for name, (reader, limit) in READERS.items():
+        if reader is not raw_requests:
+            values = in_new_process(sums, name, stride)
+            same = set(values) <= set(expected) if limit else values == expected
+            assert same, f"{name} reads other samples"
+    print(f"the same {len(expected)} samples")
+
+
+def main(
+    delay: NonNegativeFloat = 0.03, stride: PositiveInt = 32, repeats: PositiveInt = 3
+) -> None:
+    """Compare the samples, then take turns with cold caches, and print the medians.
 
     Args:
         delay: seconds before each request.
+        stride: points from one window of 64 x 64 to the next; with 64 they lie side by side.
         repeats: turns of each reader.
     """
-    make_copies()
-    expected = sorted(sums(fast_dataset()))
-    speeds: dict[str, list[float]] = {name: [] for name in READERS}
-    spawn = multiprocessing.get_context("spawn")
+    make_copies(stride)
+    check_samples(stride)
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in READERS}
     with slow_network(delay) if delay else nullcontext():
         for name in tqdm([*READERS] * repeats, unit="turn", disable=None):
-            with ProcessPoolExecutor(1, spawn) as process:
-                number, seconds, values = process.submit(measure, name).result()
-            whole = READERS[name][1] is None
-            same = sorted(values) == expected if whole else set(values) <= set(expected)
-            assert same, f"{name} reads other samples"
-            speeds[name].append(number / seconds)
-    print(f"{'reader':<36}samples/s     (low-high)")
-    for name, turns in speeds.items():
-        spread = f"({min(turns):.0f}-{max(turns):.0f})"
-        print(f"{name:<36}{statistics.median(turns):9.0f}{spread:>15}")
+            turns[name].append(in_new_process(measure, name, stride))
+    print(f"{'reader':<36}samples/s     (low-high)  open s")
+    for name, results in turns.items():
+        opening, speeds = zip(*results, strict=True)
+        spread = f"({min(speeds):.0f}-{max(speeds):.0f})"
+        speed, seconds = statistics.median(speeds), statistics.median(opening)
+        print(f"{name:<36}{speed:9.0f}{spread:>15}{seconds:8.1f}")
 
 
 if __name__ == "__main__":
