@@ -73,8 +73,7 @@ def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, flo
 def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure in a new process, without caches and workers of the configuration before."""
     network = slow_network(settings["delay"]) if settings["delay"] else nullcontext()
-    spawn = multiprocessing.get_context("spawn")
-    with network, ProcessPoolExecutor(1, spawn) as process:
+    with network, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         pid, peak = process.submit(os.getpid).result(), 0.0
         future = process.submit(measure, settings)
         while not wait([future], timeout=0.2).done:

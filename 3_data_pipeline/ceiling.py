@@ -103,8 +103,7 @@ def main(
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
     print(f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives")
-    slowest = min(("model", "store", "decoding"), key=speeds.__getitem__)
-    print(f"bottleneck: {slowest}")
+    print("bottleneck:", min(("model", "store", "decoding"), key=speeds.__getitem__))
 
 
 if __name__ == "__main__":

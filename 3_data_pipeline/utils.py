@@ -70,5 +70,7 @@ def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
             raise UserError(f"{file}: {name}: unknown keys {sorted(unknown)}")
         merged = defaults | (changes or {})
         merged["dataset_args"] = defaults["dataset_args"] | merged["dataset_args"]
+        # What workers have loaded in advance would count as if it had taken no time.
+        merged["warmup"] = max(merged["warmup"], merged["num_workers"] * merged["prefetch_factor"])
         configurations[name] = merged
     return configurations

@@ -39,7 +39,8 @@ def hash32(x: Tensor) -> Tensor:
 def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor:
     """Distinct int64 sort keys (B, N) for the samples ``index`` (B,)."""
     token = torch.arange(num_tokens, device=index.device)
-    run = hash32(hash32(torch.tensor(seed, device=index.device)) + epoch)
+    # Not torch.tensor(seed), which copies the number to a GPU and waits until it is there.
+    run = hash32(hash32(torch.full((), seed, device=index.device)) + epoch)
     key = hash32(hash32(run + index)[:, None] + token)
     # The token number breaks ties: every device then sorts to the same order.
     return key * num_tokens + token
@@ -62,7 +63,7 @@ def random_mask(
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
     visible_of = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
-    num_visible = torch.tensor(visible_of, device=valid.device)[num_valid]
+    num_visible = torch.tensor(visible_of).to(valid.device, non_blocking=True)[num_valid]
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
     # and no sample depends on its neighbours in the batch.
     num_keep = visible_of[num_tokens]
