@@ -33,11 +33,9 @@ from utils import Timed, collate, memory, read_configurations
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Serve batches to a training step that takes ``train_step_time`` seconds.
-
-    Returns ``steps``, five times for each batch: its loading began and ended, the training asked
-    for it, got it, and was done with it; ``first_batch``, seconds from opening the store on.
-    """
+    """Serve batches to a training step that takes ``train_step_time`` seconds."""
+    # Five times for each batch: its loading began and ended, the training asked for it, got it, and
+    # was done with it. The first batch counts from the opening of the store on.
     began = time.perf_counter()
     dataset = pkgutil.resolve_name(settings["dataset"])("train", **settings["dataset_args"])
     workers = settings["num_workers"]
@@ -46,8 +44,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     timed = Timed(dataset, settings.get("dask_threads"))
     if hasattr(dataset, "prefetch") and not workers:
         batches = LookAhead(batches, timed)
-    keys = ("prefetch_factor", "persistent_workers", "pin_memory")
-    options = loaders.settings() | {key: settings[key] for key in keys if workers}
+    keys = ["pin_memory", *(["prefetch_factor", "persistent_workers"] if workers else [])]
+    options = loaders.settings() | {key: settings[key] for key in keys}
     steps: list[list[float]] = []
     asked = time.perf_counter()
     for begun, ended, _ in DataLoader(timed, batch_sampler=batches, collate_fn=collate, **options):
@@ -96,6 +94,7 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
     log.parent.mkdir(exist_ok=True)
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     rows = [row for row in rows if configurations.get(row["name"]) == row["settings"]]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))  # for the pictures
     # In turns, so that a busy machine slows all of them.
     turns = [(name, number) for number in range(repeats) for name in configurations]
     finished = {(row["name"], row["turn"]) for row in rows}
@@ -107,8 +106,9 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         rows.append(row)
-        with log.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
+        # In one write, because a run may be interrupted here.
+        with log.open("ab", buffering=0) as lines:
+            lines.write(f"{json.dumps(row)}\n".encode())
     if not rows:
         raise UserError(f"{file}: none of its configurations could be measured")
     show(list(configurations), rows)

@@ -8,6 +8,7 @@ uv run python slow_network.py 0.03 uv run python lightning_train.py     30 ms, a
 import asyncio
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ def slow_network(delay: float) -> Iterator[None]:
     here, there = spawn.Pipe()
     process = spawn.Process(target=run, args=(address, delay, there), daemon=True)
     process.start()
+    there.close()  # so that nobody waits for a process that has failed
     os.environ["EMBEDDED_S3_ENDPOINT"] = here.recv()
     try:
         yield
@@ -37,7 +39,8 @@ def slow_network(delay: float) -> Iterator[None]:
 
 
 def run(address: list[str], delay: float, parent: Connection) -> None:
-    """Serve, until the process is killed."""
+    """Serve, until the process is killed: at Ctrl-C a training may need one more batch."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve(address, delay, parent))
 
 
@@ -61,5 +64,6 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)  # is the command's affair
     with one_line_errors(), slow_network(float(sys.argv[1])):
         sys.exit(subprocess.call(sys.argv[2:]))

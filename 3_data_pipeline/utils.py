@@ -13,11 +13,9 @@ from torch.utils.data import Dataset, default_collate
 
 
 class Timed(Dataset):
-    """Another dataset, whose batches know when their loading began and ended.
+    """Another dataset, whose batches know when their loading began and ended."""
 
-    The clock is the same for all processes of a machine, so workers can be compared.
-    """
-
+    # The clock is the same for all processes of a machine, so workers can be compared.
     def __init__(self, dataset: Any, dask_threads: int | None) -> None:
         self.dataset, self.dask_threads = dataset, dask_threads
         self.begun: dict[tuple[int, ...], float] = {}
@@ -71,6 +69,7 @@ def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
         merged = defaults | (changes or {})
         merged["dataset_args"] = defaults["dataset_args"] | merged["dataset_args"]
         # What workers have loaded in advance would count as if it had taken no time.
-        merged["warmup"] = max(merged["warmup"], merged["num_workers"] * merged["prefetch_factor"])
+        ready = merged["num_workers"] * merged["prefetch_factor"]
+        merged["warmup"] = max(1, merged["warmup"], ready)
         configurations[name] = merged
     return configurations

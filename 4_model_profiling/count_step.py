@@ -1,126 +1,118 @@
-"""What a training step computes and keeps, by formula and as counted, and what the machine can do.
+"""What a training step computes and keeps, and how fast this machine could be.
 
-  uv run python count_step.py                                 the default model
-  uv run python count_step.py --model.embed_dim 256 --data.batch_size 64
-
-FLOPs by a formula and by PyTorch's counter, memory by a formula and as measured, and the roofline:
-how fast this machine multiplies matrices and copies memory, and which of the two the step is bound
-by. The model FLOPs utilisation (MFU) is the step's FLOP/s as a share of the matrix product's.
+uv run python count_step.py                                            the default model
+uv run python count_step.py --model.embed_dim 256 --data.batch_size 64
 """
 
-import sys
-from collections.abc import Iterable
+# The roofline: a step is bound by computing or by memory, whichever takes longer at the speeds that
+# this machine reaches. MFU, model FLOPs utilisation: the step's FLOP/s as a share of the fastest
+# matrix product's.
 
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+import pandas as pd
 import torch
-from kept_memory import kept_bytes
-from machine_speed import copy_speed, matrix_product, seconds
-from src.config import parse_config
-from src.device import choose_device, describe_device
+from instruments import build, describe, fit, options
+from lightning.pytorch.callbacks import Callback
 from src.errors import one_line_errors
-from src.model.lean_decoder import LeanDecoder
-from src.model.pytorch_model import MaskedAutoencoder, Output
-from src.model.transformer import Attention
-from src.optim import make_optimizer
-from step_formulas import Sizes, activation_bytes, moved_bytes, step_flops
-from torch import Tensor, nn
+from src.model.lightning_module import AutoencoderModule
+from src.model.pytorch_model import MaskedAutoencoder
+from src.step_timer import WARMUP, StepTimer
+from torch import Tensor
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def sizes_of(model: MaskedAutoencoder, batch: int) -> Sizes:
-    """The sizes of a model."""
+class CountStep(Callback):
+    """Counts the operations of the first step, and the bytes that are kept for the gradients."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Any, *_: object) -> None:
+        self.contexts = ExitStack()
+        if trainer.global_step == 0:
+            self.kept: dict[int, int] = {}  # each storage once
+            self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+            hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor)
+            self.contexts.enter_context(hooks)
+            self.counter = self.contexts.enter_context(FlopCounterMode(display=False))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.weights:
+            self.kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.contexts.close()
+
+
+def block_flops(tokens: int, dim: int) -> float:
+    """FLOPs of a transformer block in a training step, for one sample."""
+    # Forward, the linear maps: 3 for queries, keys and values, 1 for the output, 4 and 4 in the
+    # MLP, each 2 x tokens x dim^2. The gradients take twice that, for weights and for inputs.
+    # Attention: scores and weighted sum, each 2 x tokens^2 x dim; its gradients take two and a half
+    # times that, because the scores are computed again and not kept.
+    return 3 * 2 * tokens * dim**2 * (3 + 1 + 4 + 4) + 3.5 * 2 * 2 * tokens**2 * dim
+
+
+def step_flops(model: MaskedAutoencoder) -> float:
+    """FLOPs of a training step for one sample, by formula."""
     encoder, decoder = model.encoder, model.decoder
-    tokens = encoder.positions.shape[0]
-    return Sizes(
-        batch=batch,
-        tokens=tokens,
-        visible=tokens - round(model.mask_ratio * tokens),
-        patch=decoder.head.out_features,
-        dim=encoder.embed.out_features,
-        depth=len(encoder.blocks),
-        heads=heads_of(encoder.blocks),
-        decoder_dim=decoder.embed.out_features,
-        decoder_depth=len(decoder.blocks),
-        decoder_heads=heads_of(decoder.blocks),
-        recompute=encoder.recompute,
-        lean=isinstance(decoder, LeanDecoder),
+    tokens, patch = len(encoder.positions), decoder.head.out_features
+    visible = tokens - round(model.mask_ratio * tokens)
+    dim, decoder_dim = encoder.embed.out_features, decoder.embed.out_features
+    blocks = len(encoder.blocks) * block_flops(visible, dim)
+    blocks += len(decoder.blocks) * block_flops(tokens, decoder_dim)
+    # Each patch comes with what of it is valid; these inputs need no gradient.
+    embed = 2 * 2 * visible * (2 * patch) * dim
+    between, head = visible * dim * decoder_dim, tokens * decoder_dim * patch
+    return embed + blocks + 3 * 2 * (between + head)
+
+
+def machine_speed(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """FLOP/s of a large matrix product, and bytes/s of a copy, read and written ones together."""
+    size = 2048 if device.type == "cpu" else 8192
+    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
+    c, d = torch.zeros(2, 1 << 26, device=device)
+    names, threads = {"a": a, "b": b, "c": c, "d": d}, torch.get_num_threads()
+    product, copy = (
+        Timer(work, globals=names, num_threads=threads).blocked_autorange(min_run_time=1).median
+        for work in ("a @ b", "c.copy_(d)")
     )
+    return 2 * size**3 / product, 2 * c.nbytes / copy
 
 
-def heads_of(blocks: Iterable[nn.Module]) -> int:
-    """Attention heads of a stack of blocks, which all have the same."""
-    return next(
-        module.num_heads
-        for block in blocks
-        for module in block.modules()
-        if isinstance(module, Attention)
-    )
-
-
-def loss_of(output: Output) -> Tensor:
-    return output.squared_error / output.valid_count.clamp(min=1)
-
-
-def counted_flops(model: MaskedAutoencoder, x: Tensor, index: Tensor) -> tuple[float, float]:
-    """The same as ``step_flops``, counted by PyTorch while it runs."""
-    with FlopCounterMode(display=False) as counter:
-        loss = loss_of(model(x, index, 0))
-        forward = counter.get_total_flops()
-        loss.backward()
-    return forward, counter.get_total_flops()
-
-
-def main() -> int:
-    """Read the settings, count, measure, print. Returns the exit code."""
-    config, _ = parse_config(__doc__)
-    device = choose_device(config.trainer.accelerator)
-    dataset = config.data.dataset("train")
-    model = MaskedAutoencoder(dataset.sample_shape, **vars(config.model)).to(device)
-    optimizer, _ = make_optimizer(model, 1000, **vars(config.optimizer))
-    samples = [dataset[i % len(dataset)] for i in range(config.data.batch_size)]
-    x = torch.stack([torch.as_tensor(sample) for sample, _ in samples]).to(device)
-    index = torch.tensor([number for _, number in samples], device=device)
-    s, parameters = sizes_of(model, len(x)), sum(p.numel() for p in model.parameters())
-    print(f"{describe_device(device)}; {parameters:,} parameters, batches of {len(x)}")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss_of(model(x, index, 0)).backward()
-        optimizer.step()
-
-    print(f"{'GFLOP':<28}{'formula':>10}{'counted':>10}{'ratio':>8}")
-    formula, counted = step_flops(s), counted_flops(model, x, index)
-    for name, one, other in zip(("forward pass", "training step"), formula, counted, strict=True):
-        print(f"{name:<28}{one / 1e9:>10.3f}{other / 1e9:>10.3f}{one / other:>8.3f}")
-    print(f"{'MB':<28}{'formula':>10}{'measured':>10}{'ratio':>8}")
-    kept = kept_bytes(lambda: loss_of(model(x, index, 0)), model.parameters())
-    print(
-        f"{'kept for the gradients':<28}{activation_bytes(s) / 1e6:>10.1f}{kept / 1e6:>10.1f}"
-        f"{activation_bytes(s) / kept:>8.3f}"
-    )
-    print(f"{'weights, gradients, AdamW':<28}{16 * parameters / 1e6:>10.1f}")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        peak = torch.cuda.max_memory_allocated()
-        whole = activation_bytes(s) + 16 * parameters
-        print(f"{'peak':<28}{whole / 1e6:>10.1f}{peak / 1e6:>10.1f}{whole / peak:>8.3f}")
-
-    product, copy, took = matrix_product(device), copy_speed(device), seconds(step, device, 20)
-    moved, flops = moved_bytes(s, parameters), formula[1]
-    print(f"matrix product  {product / 1e9:>10,.0f} GFLOP/s")
-    print(f"copy            {copy / 1e9:>10,.1f} GB/s")
-    print(f"step            {1e3 * took:>10,.1f} ms: {flops / took / 1e9:,.0f} GFLOP/s")
-    print(f"MFU             {flops / took / product:>10.1%} of the matrix product")
-    ridge, intensity = product / copy, flops / moved
-    bound = "computing" if intensity > ridge else "memory"
-    least = max(flops / product, moved / copy)
-    print(
-        f"intensity       {intensity:>10.1f} FLOP/byte; from {ridge:.1f} on computing is the limit"
-    )
-    print(f"at best         {1e3 * least:>10,.1f} ms, bound by {bound}")
-    return 0
+def main() -> None:
+    """Train some steps, count, and print."""
+    chosen, overrides = options(__doc__).parse_known_args()
+    counting = CountStep()
+    with TemporaryDirectory() as run_folder:
+        cli = build(chosen, [*overrides, "--trainer.max_steps=30"], run_folder, [counting])
+        device = cli.trainer.strategy.root_device
+        timer = StepTimer(device.type)
+        fit(cli, timer)
+    flops, kept = counting.counter.get_total_flops(), sum(counting.kept.values())
+    # Weights, gradients, AdamW's two averages.
+    state = sum(4 * weights.nbytes for weights in cli.model.parameters())
+    seconds = pd.DataFrame(timer.seconds())["total"][WARMUP:].median()
+    dtypes = {"32": torch.float32, "bf16-mixed": torch.bfloat16}
+    product, copy = machine_speed(device, dtypes.get(chosen.precision, torch.float16))
+    # The least that a step moves: what is kept is written and read; the rest, too.
+    compute, move = flops / product, 2 * (kept + state) / copy
+    print(describe(cli.trainer, chosen.precision))
+    print(f"counted     {flops / 1e9:.3f} GFLOP")
+    if isinstance(cli.model, AutoencoderModule):
+        formula = cli.trainer.datamodule.batch_size * step_flops(cli.model.model)
+        print(f"by formula  {formula / 1e9:.3f} GFLOP")
+    print(f"memory      {kept / 1e6:.1f} MB for the gradients, {state / 1e6:.1f} of weights, AdamW")
+    print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product, {copy / 1e9:.0f} GB/s")
+    print(f"measured    {1e3 * seconds:.1f} ms, MFU {compute / seconds:.1%}")
+    bound = "computing" if compute > move else "memory"
+    print(f"at best     {1e3 * max(compute, move):.1f} ms, bound by {bound}")
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(main())
+        main()

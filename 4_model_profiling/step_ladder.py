@@ -1,179 +1,129 @@
-"""Measure what each change to a training step gains, and that none of them changes the losses.
+"""What does each change to a training step gain, and does it leave the losses as they are?
 
-  uv run python step_ladder.py                         the rungs of ladder.yaml
-  uv run python step_ladder.py --device cuda --precision bf16-mixed
-  uv run python step_ladder.py --ladder mine.yaml      your own module and settings
-
-The rungs take turns, so that whatever else the machine does meanwhile meets all of them. Prints a
-table, and writes ladder.json and ladder.png to --save-dir.
+uv run python step_ladder.py                        every rung, in turns, on this machine
+uv run python step_ladder.py --precision bf16-mixed         on a GPU
 """
 
-import argparse
 import json
 import os
+import statistics
 import sys
-from datetime import datetime
-from itertools import product
-from pathlib import Path
-from statistics import median
+from itertools import accumulate
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
+import pandas as pd
 import torch
-import yaml
-from ladder_report import draw, summarise, table
+from instruments import build, describe, fit, new_folder, options
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
-from profiled_training import fit, new_folder, options, parse, read_training
-from src.config import CHAPTER
-from src.device import describe_device
-from src.errors import UserError
-from src.lightning_errors import one_line_errors
-from src.lightning_settings import quiet
-from step_timer import PARTS, StepTimer
+from src.errors import UserError, one_line_errors
+from src.step_timer import WARMUP, StepTimer
+from timing_benchmark import COLORS, save
 from tqdm import tqdm
 
-KEYS = {"model_class", "data_class", "config", "rungs", "variants"}
-
-
-class Rung(NamedTuple):
-    """One configuration of the training."""
-
-    name: str
-    settings: dict[str, Any]  # all of them, with those of the rungs below
-    variant: bool  # by itself on top of the ladder; no rung of it
-
-
-def main() -> int:
-    """Read the command line, measure, report. Returns the exit code."""
-    parser = options(__doc__)
-    parser.set_defaults(config=None, model_class=None, data_class=None)
-    add = parser.add_argument
-    add("--ladder", default="ladder.yaml", help="YAML file with the rungs")
-    add("--steps", type=int, default=50, help="steps of each run that count")
-    add("--warmup", type=int, default=5, help="steps before them, which do not count")
-    add("--epochs", type=int, default=4, help="length of the schedule of learning rates")
-    add("--repeats", type=int, default=3, help="runs of each rung")
-    add("--save-dir", help="new folder for the results; by default results/ladder/TIMESTAMP")
-    chosen, overrides = parse(parser)
-    if min(chosen.steps, chosen.repeats, chosen.epochs, chosen.warmup + 1) < 1:
-        raise UserError("--steps, --repeats, --epochs, --warmup: allowed: from 1; --warmup from 0")
-    if chosen.devices != 1:
-        raise UserError("--devices: the ladder is measured in one process; allowed: 1")
-    folder = new_folder(chosen.save_dir, "ladder")
-    rungs = read_ladder(chosen)
-    quiet()
-    runs: list[dict[str, Any]] = []
-    turns = list(product(range(chosen.repeats), rungs))
-    bar = tqdm(turns, unit="run", disable=not sys.stderr.isatty())
-    for _, rung in bar:
-        bar.set_postfix_str(rung.name)
-        runs.append(measure(rung, chosen, overrides))
-    rows = summarise(rungs, runs)
-    about = {
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": describe_device(torch.device(runs[0]["device"])),
-        "precision": chosen.precision,
-    }
-    print("\n".join(f"{key:<10}{value}" for key, value in about.items()))
-    print(f"{chosen.steps} steps after {chosen.warmup} of warm-up, {chosen.repeats} runs of each")
-    print(table(rows))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "ladder.json").write_text(json.dumps(about | {"rows": rows}, indent=2))
-    draw(folder / "ladder.png", rows)
-    print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
-    return 0
-
-
-def read_ladder(chosen: argparse.Namespace) -> list[Rung]:
-    """The rungs of a file; ``chosen`` gets what the file says and the command line does not.
-
-    Raises UserError if the file is none of rungs.
-    """
-    place = Path(chosen.ladder)
-    place = place if place.is_file() or place.is_absolute() else CHAPTER / place
-    try:
-        ladder = yaml.safe_load(place.read_text())
-        if not isinstance(ladder, dict) or not ladder.get("rungs"):
-            raise UserError(f"--ladder: {chosen.ladder} has no list of rungs")
-        if unknown := sorted(set(ladder) - KEYS):
-            allowed = ", ".join(sorted(KEYS))
-            raise UserError(f"--ladder: {chosen.ladder} has a key {unknown[0]}; allowed: {allowed}")
-        rungs: list[Rung] = []
-        settings: dict[str, Any] = {}
-        for rung in ladder["rungs"]:
-            settings = settings | rung["set"]
-            rungs.append(Rung(str(rung["name"]), settings, variant=False))
-        for rung in ladder.get("variants", []):
-            rungs.append(Rung(str(rung["name"]), settings | rung["set"], variant=True))
-    except OSError as error:
-        raise UserError(f"--ladder: cannot read {chosen.ladder}: {error.strerror}") from error
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        told = " ".join(str(error).split())
-        raise UserError(
-            f"--ladder: {chosen.ladder}: each rung has a name, and set: with its settings ({told})"
-        ) from error
-    defaults = options(None)
-    for name in ("config", "model_class", "data_class"):
-        given = getattr(chosen, name) or ladder.get(name) or defaults.get_default(name)
-        setattr(chosen, name, given)
-    return rungs
+# Each rung adds its settings to those of the rungs before it.
+RUNGS = {
+    "first version": ["--trainer.log_every_n_steps=1"],
+    "masks of a batch at once": ["--model.batched_masks=true"],
+    "memory is not filled": ["--model.fill_memory=false"],
+    "fused attention": ["--model.fused_attention=true"],
+    "nothing waits": ["--model.waits=false", "--trainer.log_every_n_steps=10"],
+    "fused AdamW": ["--optimizer.fused=true"],
+    "torch.compile": ["--model.compile=true"],
+}
+# Not rungs: each by itself on top of all of them.
+VARIANTS = {
+    "a batch of 64": ["--data.batch_size=64"],
+    "4 micro-batches": ["--model.micro_batches=4"],
+}
 
 
 class Losses(Callback):
-    """Keeps the loss of each step, and does not wait for any of them."""
+    """Keeps the loss of each step, and waits for none of them."""
 
     def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: object
-    ) -> None:
-        self.kept.append(outputs["loss"].detach())
+    def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
+        self.losses.append(trainer.callback_metrics["train_loss"])
 
 
-def measure(rung: Rung, chosen: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
-    """Train once with the settings of a rung."""
-    words = [f"--{key}={word(value)}" for key, value in rung.settings.items()]
-    torch.compiler.reset()  # what another rung has compiled is no help and no burden
-    torch._dynamo.utils.counters.clear()
-    training = read_training(chosen, [*words, *overrides])
-    timer, losses = StepTimer(training.trainer["accelerator"]), Losses()
-    with TemporaryDirectory() as logs:  # logging is a part of the step, what is logged no result
-        trainer = fit(
-            training,
-            timer,
-            max_steps=chosen.warmup + chosen.steps,
-            max_epochs=chosen.epochs,
-            enable_progress_bar=False,
-            logger=CSVLogger(logs),
-            callbacks=[losses],
-        )
-    device = trainer.strategy.root_device
-    counted = timer.batches[chosen.warmup :]
-    if len(counted) < chosen.steps:
-        most = len(timer.batches) - chosen.warmup
-        raise UserError(f"--steps: {chosen.steps} do not fit --epochs {chosen.epochs}: {most} do")
-    batch_size = training.resolved["data"].get("batch_size")
+def main() -> None:
+    """Measure in turns, print the table, write it and the picture."""
+    parser = options(__doc__)
+    parser.set_defaults(model_class="slow_module.SlowModule")
+    parser.add_argument("--steps", type=int, default=50, help="steps of each run that count")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each rung")
+    parser.add_argument("--save-dir", help="new folder; by default results/ladder/TIMESTAMP")
+    chosen, overrides = parser.parse_known_args()
+    folder = new_folder(chosen.save_dir, "ladder")
+    rungs = dict(zip(RUNGS, accumulate(RUNGS.values()), strict=True))
+    rungs |= {f"+ {name}": [*rungs.values()][-1] + more for name, more in VARIANTS.items()}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
+    # In turns, so that whatever else the machine does meets all of them.
+    for name in tqdm([*rungs] * chosen.repeats, unit="run", disable=None):
+        arguments = [*overrides, *rungs[name], f"--trainer.max_steps={WARMUP + chosen.steps}"]
+        runs[name].append(measure(chosen, arguments))
+    table = summarise(runs)
+    about = runs["first version"][0]["about"]
+    print(f"{about}; {chosen.steps} steps, {chosen.repeats} runs of each")
+    print(table.to_string(float_format="{:.2f}".format, formatters={"loss": "{:.0e}".format}))
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"device": about, "command": sys.argv, "rows": json.loads(table.T.to_json())}
+    (folder / "ladder.json").write_text(json.dumps(content, indent=2))
+    draw(table, folder)
+    print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
+
+
+def measure(chosen: Any, arguments: list[str]) -> dict[str, Any]:
+    """Train some steps with the settings of a rung."""
+    torch.compiler.reset()  # forget the graphs of another run; a cache on the disk stays
+    losses = Losses()
+    with TemporaryDirectory() as run_folder:
+        cli = build(chosen, arguments, run_folder, [losses])
+        timer = StepTimer(cli.trainer.strategy.root_device.type)
+        fit(cli, timer)
+    steps = 1e3 * pd.DataFrame(timer.seconds()).drop(columns="epoch")
+    if len(steps) < WARMUP + chosen.steps:
+        raise UserError(f"the training has {len(steps)} steps only; raise --trainer.max_epochs")
     return {
-        "rung": rung.name,
-        "device": str(device),
-        "losses": [loss.item() for loss in losses.kept],
-        "first_step": timer.batches[0].total,
-        "step": median(batch.total for batch in counted),
-        "parts": {part: median(batch.seconds[part] for batch in counted) for part in PARTS},
-        "batch_size": batch_size,
-        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
-        "peak_memory": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+        "about": describe(cli.trainer, chosen.precision),
+        "batch_size": getattr(cli.trainer.datamodule, "batch_size", 1),
+        "losses": torch.stack(losses.losses).cpu(),
+        "first s": steps["total"][0] / 1e3,
+        **steps.iloc[WARMUP:].median(),
     }
 
 
-def word(value: Any) -> str:
-    """A setting as it stands on a command line."""
-    return json.dumps(value) if isinstance(value, (bool, list, dict)) else str(value)
+def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
+    """A row for each rung: milliseconds, samples per second, and how far the losses are off."""
+    first, rows = runs["first version"][0], {}
+    for name, turns in runs.items():
+        numbers = [*COLORS, "total", "first s"]
+        row = {key: statistics.median(turn[key] for turn in turns) for key in numbers}
+        row["samples/s"] = 1e3 * turns[0]["batch_size"] / row["total"]
+        row["loss"] = float("nan")  # of another batch
+        if turns[0]["batch_size"] == first["batch_size"]:
+            ratios = torch.stack([turn["losses"] for turn in turns]) / first["losses"]
+            row["loss"] = float((ratios - 1).abs().max())
+        rows[name] = row
+    table = pd.DataFrame(rows).T
+    table["times"] = table["samples/s"] / table["samples/s"].iloc[0]
+    return table
+
+
+def draw(table: pd.DataFrame, folder: Any) -> None:
+    """A bar for each rung, divided into the parts of its step; per sample."""
+    samples = table["samples/s"] * table["total"] / 1e3
+    parts = table[list(COLORS)].div(samples, axis=0)
+    parts.index += [f" ({times:.2f}x)" for times in table["times"]]
+    axes = parts.iloc[::-1].plot.barh(stacked=True, color=COLORS, figsize=(9, 4.5))
+    axes.set(title="From a first version to a fast one", xlabel="milliseconds per sample")
+    axes.legend(ncols=len(COLORS), loc="upper center", bbox_to_anchor=(0.4, -0.15), frameon=False)
+    save(folder / "ladder.png")
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(main())
+        main()

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = ["0_setup", "1_multi_gpu", "2_cloud_data", "3_data_pipeline", "4_model_profiling"]
 CHAPTERS += ["5_whats_next"]
-REBUILT = CHAPTERS[:4]  # the chapters of the second edition so far
+REBUILT = CHAPTERS[:5]  # the chapters of the second edition so far
 MOST = {  # lines of code, lines of tests, words
     "0_setup": (1150, 400, 2000),
     "1_multi_gpu": (550, 280, 2200),
@@ -71,8 +71,21 @@ ADDS = {
         "slow_network.py",
         "src/data/chunk_stream.py",
         "src/data/fast_dataset.py",
+        "config/bench.yaml",
         "src/data/timed_loader.py",
         "utils.py",
+    },
+    "4_model_profiling": {
+        "config/fast.yaml",
+        "count_step.py",
+        "instruments.py",
+        "profiler.py",
+        "slow_module.py",
+        "src/model/compiled.py",
+        "src/model/micro_batches.py",
+        "src/step_timer.py",
+        "step_ladder.py",
+        "timing_benchmark.py",
     },
 }
 LEAVES = {
@@ -86,6 +99,19 @@ LEAVES = {
         "usecase_API_access.py",
         "usecase_cloud_access.py",
     },
+    "4_model_profiling": {
+        "benchmark_configs/dask_workers.yaml",
+        "benchmark_configs/elsewhere.yaml",
+        "benchmark_configs/ladder.yaml",
+        "benchmark_datapipeline_configurations.py",
+        "ceiling.py",
+        "config/bench.yaml",
+        "dummydataset.py",
+        "plot_benchmark_runs.ipynb",
+        "plot_benchmark_runs.py",
+        "slow_network.py",
+        "utils.py",
+    },
 }
 CHANGES = {
     "2_cloud_data": {"config/cli_config.yaml", "config/config.yaml", "src/data/loaders.py"},
@@ -97,6 +123,13 @@ CHANGES = {
         "src/data/lightning_datamodule.py",
         "src/data/loaders.py",
         "utils.py",
+    },
+    "4_model_profiling": {
+        "config/cli_config.yaml",
+        "lightning_train.py",
+        "src/lightning_callbacks.py",
+        "src/model/lightning_module.py",
+        "src/optim.py",
     },
 }
 

@@ -62,14 +62,15 @@ def test_a_lost_chunk_is_named():
         FastDataset("train", **(SETTINGS | {"url": url}))[0]
 
 
-def test_stores_that_it_cannot_read(tmp_path):
+@pytest.mark.parametrize("key", ["scale_factor", "missing_value"])
+def test_stores_that_it_cannot_read(tmp_path, key):
     """Broken by: no look at the encoding in FastDataset.__init__: packed integers as kelvin."""
     url = str(tmp_path / "scaled.zarr")
     build(url, cube_fields((24, 18, 36), (12, 9, 18), seed=0), (12, 9, 18), (0, 16))
     file = tmp_path / "scaled.zarr/zarr.json"
     metadata = json.loads(file.read_text())
     salinity = metadata["consolidated_metadata"]["metadata"]["salinity"]
-    salinity["attributes"]["scale_factor"] = 0.1
+    salinity["attributes"][key] = 0.1
     file.write_text(json.dumps(metadata))
     with pytest.raises(UserError, match="salinity is stored in another form; use CloudDataset"):
         FastDataset("train", **(SETTINGS | {"url": url}))

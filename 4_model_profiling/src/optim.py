@@ -1,24 +1,22 @@
-"""Optimiser and learning-rate schedule of the canonical masked-autoencoder recipe."""
+"""Optimiser and learning-rate schedule of He et al. (https://arxiv.org/abs/2111.06377, A.1)."""
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
-
-from src.errors import UserError
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 
 
 def make_optimizer(
-    model: nn.Module,
+    model: torch.nn.Module,
     total_steps: int,
-    lr: float = 4e-3,
-    betas: tuple[float, float] = (0.9, 0.95),
-    weight_decay: float = 0.05,
-    warmup_fraction: float = 0.05,
-    fused: bool = True,
-) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """AdamW with a linear warmup and a cosine decay to zero, stepped once per optimiser step.
+    lr: PositiveFloat = 4e-3,
+    betas: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0.9, 0.95),
+    weight_decay: NonNegativeFloat = 0.05,
+    warmup_fraction: ClosedUnitInterval = 0.05,
+    fused: bool | None = None,
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
 
     Args:
         model: the parameters to optimise.
@@ -26,33 +24,24 @@ def make_optimizer(
         lr: peak learning rate.
         betas: decay rates of AdamW's running averages.
         weight_decay: pull of the weight matrices towards zero.
-        warmup_fraction: share of the training in which the learning rate rises, 0 up to 1.
-        fused: update all weights in one pass, instead of a handful for each of them.
+        warmup_fraction: share of the training in which the learning rate rises.
+        fused: update all weights in one pass, which rounds otherwise; null leaves it to PyTorch.
     """
-    if not 0 <= warmup_fraction < 1:
-        raise UserError(
-            f"optimizer.warmup_fraction: {warmup_fraction} is outside; allowed: 0 up to 1"
-        )
-    if lr <= 0:
-        raise UserError(f"optimizer.lr: {lr} is not positive")
-    # Biases, norms and the mask token are no matrices: pulling them to zero regularises nothing.
+    # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused or None)
+    # Plain floats, because the checkpoint holds them: it is read with weights_only, which refuses
+    # jsonargparse's types.
+    lr, beta1, beta2, decay = map(float, (lr, *betas, weight_decay))
+    groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr, (beta1, beta2), weight_decay=decay, fused=fused)
     warmup_steps = round(warmup_fraction * total_steps)
-    scheduler = LambdaLR(optimizer, lambda step: lr_factor(step, warmup_steps, total_steps))
-    return optimizer, scheduler
 
+    # The factor is a function of the step alone, so a resumed run needs no more than that.
+    def lr_factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
-def lr_factor(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Share of the peak learning rate at a step: a function of the step alone, so nothing to
-    restore.
-    """
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
-    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)

@@ -1,5 +1,6 @@
-"""Each chunk once in an epoch: FastDataset's windows in another order, which is less random."""
+"""Each chunk once in an epoch, if no window crosses two: FastDataset's windows in another order."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ class ChunkStream(FastDataset):
     Args:
         held: blocks that a stream shuffles together; more are closer to a random order.
         streams: streams side by side; a multiple of the ranks, so that ranks read other chunks.
-        settings: those of FastDataset; cache_mb is at least streams * (held + 1) blocks.
+        settings: those of FastDataset; cache_mb is at least what the held blocks take.
     """
 
     def __init__(
@@ -27,11 +28,12 @@ class ChunkStream(FastDataset):
     ) -> None:
         super().__init__(split, **settings)
         self.held, self.streams = held, streams
-        # With less, chunks would be read again and again, and nobody would notice. A window may
-        # reach into the block behind its own, hence one more.
+        # With less, chunks would be read again and again, and nobody would notice. Windows of
+        # several months reach into the blocks behind their own.
+        reach = 1 + math.ceil((self.window[0] - 1) / self.chunk[1])
         points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
         block = 4 * len(self.variables) * self.chunk[1] * points / 1e6
-        self.cache_mb = max(self.cache_mb, 1.2 * streams * (held + 1) * block)
+        self.cache_mb = max(self.cache_mb, 1.2 * streams * (held * reach + 1) * block)
 
     def epoch_order(self, num_samples: int, seed: int, epoch: int) -> list[int]:
         """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""

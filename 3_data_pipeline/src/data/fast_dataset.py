@@ -62,13 +62,15 @@ class FastDataset(CloudDataset):
         # xarray applies these when it reads, and TensorStore does not.
         for name in self.variables:
             encoding = self.lazy_fields[name].encoding
-            fill = encoding.get("_FillValue", math.nan)
-            if encoding.keys() & {"scale_factor", "add_offset"} or not math.isnan(fill):
+            fills = [encoding.get(key, math.nan) for key in ("_FillValue", "missing_value")]
+            is_plain = encoding["dtype"] == np.float32 and all(map(math.isnan, fills))
+            if encoding.keys() & {"scale_factor", "add_offset"} or not is_plain:
                 raise UserError(f"{self.url}: {name} is stored in another form; use CloudDataset")
         self.arrays, self.order = self.variables, list(range(len(self.variables)))
         self.chunk = (1, *self.lazy_fields[self.variables[0]].encoding["chunks"])
         if packed:
-            copy = open_fields(open_store(f"{self.url}/packed"), consolidated=True)
+            store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
+            copy = open_fields(store, consolidated=True)
             self.arrays, self.chunk = ["packed/fields"], copy["fields"].encoding["chunks"]
             self.order = [copy.attrs["variables"].index(name) for name in self.variables]
 
@@ -139,11 +141,10 @@ def spec(url: str, name: str, anonymous: bool) -> dict[str, Any]:
     drivers = {"": "file", "s3": "s3", "gs": "gcs"}
     if parts.scheme not in drivers:
         raise UserError(f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset")
-    place: dict[str, Any] = {"driver": drivers[parts.scheme]}
+    folder = f"{Path(url).absolute()}/{name}/"
+    place: dict[str, Any] = {"driver": drivers[parts.scheme], "path": folder}
     if parts.scheme:
         place |= {"bucket": parts.netloc, "path": f"{parts.path[1:]}/{name}/"}
-    else:
-        place["path"] = f"{Path(url).absolute()}/{name}/"
     if parts.scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL")
         if parts.netloc == BUCKET:

@@ -14,14 +14,10 @@ from src.data.fast_dataset import FastDataset
 
 
 class TimedLoader(DataLoader):
-    """A line before the first read, and a line after each epoch.
+    """A line before the first read, and a line after each epoch."""
 
-    Args:
-        dataset: a FastDataset, whose layout is known and which counts seconds, or another one.
-        batch_size: samples of a batch; batch_sampler does not say.
-        settings: those of DataLoader.
-    """
-
+    # Of a FastDataset the layout is known, and it counts seconds. The batch size is given, because
+    # a batch_sampler does not say it.
     def __init__(self, dataset: Any, batch_size: int, **settings: Any) -> None:
         super().__init__(dataset, **settings)
         if isinstance(dataset, FastDataset):

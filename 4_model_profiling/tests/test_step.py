@@ -1,0 +1,96 @@
+"""The step waits for nothing, nothing broken is saved, and no rung changes what is learned."""
+
+import json
+import sys
+
+import lightning_train
+import pytest
+import step_ladder
+import torch
+from src.config import CHAPTER
+from src.errors import UserError
+from src.model.lightning_module import AutoencoderModule
+
+from tests.runs import call, rows, saved, start, train
+from tests.waits import Waits
+
+OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
+
+
+def curve(folder):
+    return torch.tensor([float(row["train_loss"]) for row in rows(folder) if row["train_loss"]])
+
+
+def test_a_step_waits_for_nothing(monkeypatch, tmp_path):
+    """Between two looks. Broken by: check_finite in each step; prog_bar=True for the loss."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Waits() as waits:
+        train(monkeypatch, tmp_path, "--trainer.log_every_n_steps=4", script=lightning_train)
+    assert waits.between_looks(4) == []
+    assert len(waits.places) > 10  # it does see those at the looks
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_waits_for_nothing_on_a_gpu(monkeypatch, tmp_path):
+    """PyTorch raises for each call that would wait, but in the steps with a look."""
+
+    def strict(module, *_):
+        is_look = (module.global_step + 1) % 4 == 0 or module.global_step == 0
+        torch.cuda.set_sync_debug_mode("default" if is_look else "error")
+
+    monkeypatch.setattr(AutoencoderModule, "on_train_batch_start", strict)
+    settings = ["--trainer.accelerator=cuda", "--trainer.log_every_n_steps=4"]
+    try:
+        train(monkeypatch, tmp_path, *settings, script=lightning_train)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("every", [1, 0])
+def test_nothing_broken_is_saved(monkeypatch, tmp_path, every):
+    """Broken by: no check_finite in on_save_checkpoint; none in the clipping."""
+    settings = ["--optimizer.lr=1e30", f"--trainer.checkpoint_every_n_steps={every}"]
+    looks = "--trainer.log_every_n_steps=3"
+    last = f"{tmp_path}/run_1/checkpoints/last.ckpt" if every else "none yet"
+    with pytest.raises(UserError, match=rf"step \d+: the gradient .*checkpoint: {last}"):
+        train(monkeypatch, tmp_path, *settings, looks, script=lightning_train)
+    assert not any("nan" in row.values() for row in rows(tmp_path / "run_1"))
+    if every:
+        weights = saved(tmp_path / "run_1", "last.ckpt")["state_dict"].values()
+        assert all(weight.isfinite().all() for weight in weights)
+
+
+@pytest.mark.slow
+def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
+    """With land; two ranks, too, which do not wait either, and stop when one gets a signal.
+
+    Broken by: the count of a part; Lightning's own question to the ranks; no all_reduce (it hangs).
+    """
+    settings = [OCEAN, "--trainer.max_epochs=1"]
+    whole = curve(train(monkeypatch, tmp_path / "whole", *settings, script=lightning_train))
+    parts = [*settings, "--model.micro_batches=3"]
+    three = curve(train(monkeypatch, tmp_path / "three", *parts, script=lightning_train))
+    torch.testing.assert_close(three, whole, rtol=1e-5, atol=0)
+    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.log_every_n_steps=3"]
+    process = start(tmp_path, *parts, *ranks, command=["-m", "tests.waits"])
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 30, output  # the step after which they stopped
+    torch.testing.assert_close(curve(tmp_path / "run_1"), whole[2:30:3], rtol=1e-5, atol=0)
+    assert saved(tmp_path / "run_1", "last.ckpt")["global_step"] == 30
+
+
+@pytest.mark.slow
+def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
+    """Over 50 steps, compiled too. Broken by: another seed of masks_one_by_one; half its ratio."""
+    data = ["--data.dataset=OceanDataset", "--data.dataset.train_stride=[3,2,20]"]
+    sizes = ["--data.batch_size=8", "--model.embed_dim=16", "--model.decoder_embed_dim=16"]
+    options = ["--repeats=1", "--device=cpu", f"--save-dir={tmp_path}/ladder"]
+    first, *others, compiled = step_ladder.RUNGS.items()
+    rungs = dict([first, ("others", [word for _, words in others for word in words]), compiled])
+    monkeypatch.setattr(step_ladder, "RUNGS", rungs)
+    monkeypatch.setattr(step_ladder, "VARIANTS", {"4 micro-batches": ["--model.micro_batches=4"]})
+    call(monkeypatch, *options, *data, *sizes, script=step_ladder)
+    table = json.loads((tmp_path / "ladder" / "ladder.json").read_text())["rows"]
+    assert len(table) == 4
+    assert all(row["loss"] < 1e-4 for row in table.values())
+    assert (tmp_path / "ladder" / "ladder.png").exists()
