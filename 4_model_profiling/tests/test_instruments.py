@@ -20,7 +20,7 @@ OWN = [
 ]
 
 
-def test_the_benchmark_times_any_module(monkeypatch, tmp_path, capsys):
+def test_the_benchmark_times_any_module(monkeypatch, tmp_path):
     """Broken by: no "end" in StepTimer.stop, or a part that is counted twice."""
     folder = tmp_path / "results"
     call(monkeypatch, *OWN, f"--save-dir={folder}", script=timing_benchmark)
@@ -38,12 +38,11 @@ def test_the_benchmark_times_any_module(monkeypatch, tmp_path, capsys):
     assert yaml.safe_load((folder / "benchmark_config.yaml").read_text())["model"]["width"] == 16
     pictures = {"batch_time_breakdown.png", "total_batch_time.png", "time_distribution_pie.png"}
     assert pictures == {path.name for path in folder.glob("*.png")}
-    assert "milliseconds" in capsys.readouterr().out
     with pytest.raises(UserError, match="is in use"):
         call(monkeypatch, *OWN, f"--save-dir={folder}", script=timing_benchmark)
 
 
-def test_three_profilers_watch_any_module(monkeypatch, tmp_path, capsys):
+def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
     """Twice, without appending. Broken by: no unlink of old reports."""
     monkeypatch.setattr(profiler, "CHAPTER", tmp_path)
     for _ in range(2):
@@ -55,7 +54,6 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path, capsys):
     assert "own_training.py" in (folder / "fit-advanced_profiler_output.txt").read_text()
     assert "aten::addmm" in (folder / "fit-pytorch_profiler_output.txt").read_text()
     assert len(list(folder.glob("*.pt.trace.json"))) == 1
-    assert "look at the trace" in capsys.readouterr().out
 
 
 def test_formulas_agree_with_the_counter(monkeypatch, capsys):
