@@ -102,6 +102,8 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
     for name, turns in runs.items():
         numbers = [*COLORS, "total", "first s"]
         row = {key: statistics.median(turn[key] for turn in turns) for key in numbers}
+        totals = [turn["total"] for turn in turns]
+        row["low"], row["high"] = min(totals), max(totals)
         row["samples/s"] = 1e3 * turns[0]["batch_size"] / row["total"]
         row["loss"] = float("nan")  # of another batch
         if turns[0]["batch_size"] == first["batch_size"]:

@@ -125,8 +125,6 @@ CHANGES = {
         "utils.py",
     },
     "4_model_profiling": {
-        "config/cli_config.yaml",
-        "lightning_train.py",
         "src/lightning_callbacks.py",
         "src/model/lightning_module.py",
         "src/optim.py",

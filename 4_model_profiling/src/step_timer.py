@@ -28,8 +28,8 @@ class StepTimer(Profiler):
         self.device, self.epoch = device, -1
         self.steps: list[dict[str, Any]] = []  # epoch, end, and of each part its starts and stops
 
+    # A moment, now or when the queue comes to it.
     def mark(self) -> Any:
-        """A moment, now or when the queue comes to it."""
         if self.device == "mps":  # here the training does wait
             torch.mps.synchronize()
         if self.device != "cuda":
@@ -76,5 +76,4 @@ class StepTimer(Profiler):
         return rows
 
     def between(self, start: Any, end: Any) -> float:
-        """Seconds between two marks."""
         return start.elapsed_time(end) / 1e3 if self.device == "cuda" else end - start
