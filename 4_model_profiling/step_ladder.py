@@ -5,9 +5,11 @@ uv run python step_ladder.py --precision bf16-mixed         on a GPU
 """
 
 import json
+import multiprocessing
 import os
 import statistics
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -64,7 +66,9 @@ def main() -> None:
     # In turns, so that whatever else the machine does meets all of them.
     for name in tqdm([*rungs] * chosen.repeats, unit="run", disable=None):
         arguments = [*overrides, *rungs[name], f"--trainer.max_steps={WARMUP + chosen.steps}"]
-        runs[name].append(measure(chosen, arguments))
+        # In a new process: memory and graphs of the rung before would be help or burden.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            runs[name].append(process.submit(measure, chosen, arguments).result())
     table = summarise(runs)
     about = runs["first version"][0]["about"]
     print(f"{about}; {chosen.steps} steps, {chosen.repeats} runs of each")
@@ -78,7 +82,6 @@ def main() -> None:
 
 def measure(chosen: Any, arguments: list[str]) -> dict[str, Any]:
     """Train some steps with the settings of a rung."""
-    torch.compiler.reset()  # forget the graphs of another run; a cache on the disk stays
     losses = Losses()
     with TemporaryDirectory() as run_folder:
         cli = build(chosen, arguments, run_folder, [losses])
@@ -117,8 +120,7 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame, folder: Any) -> None:
     """A bar for each rung, divided into the parts of its step; per sample."""
-    samples = table["samples/s"] * table["total"] / 1e3
-    parts = table[list(COLORS)].div(samples, axis=0)
+    parts = table[list(COLORS)].div(table["samples/s"] * table["total"] / 1e3, axis=0)
     parts.index += [f" ({times:.2f}x)" for times in table["times"]]
     axes = parts.iloc[::-1].plot.barh(stacked=True, color=COLORS, figsize=(9, 4.5))
     axes.set(title="From a first version to a fast one", xlabel="milliseconds per sample")

@@ -88,11 +88,11 @@ def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
     data = ["--data.dataset=OceanDataset", "--data.dataset.train_stride=[3,2,20]"]
     sizes = ["--data.batch_size=8", "--model.embed_dim=16", "--model.decoder_embed_dim=16"]
     options = ["--repeats=1", "--device=cpu", f"--save-dir={tmp_path}/ladder"]
-    first, *others, compiled = step_ladder.RUNGS.items()
-    rungs = dict([first, ("others", [word for _, words in others for word in words]), compiled])
+    first, *others = step_ladder.RUNGS.items()
+    rungs = dict([first, ("the others", [word for _, words in others for word in words])])
     monkeypatch.setattr(step_ladder, "RUNGS", rungs)
-    monkeypatch.setattr(step_ladder, "VARIANTS", {"4 micro-batches": ["--model.micro_batches=4"]})
+    monkeypatch.setattr(step_ladder, "VARIANTS", {})
     call(monkeypatch, *options, *data, *sizes, script=step_ladder)
     table = json.loads((tmp_path / "ladder" / "ladder.json").read_text())["rows"]
-    assert len(table) == 4
+    assert len(table) == 2
     assert all(row["loss"] < 1e-4 for row in table.values())

@@ -35,8 +35,7 @@ def backward_all_but_last(
     """
     strategy, error = module.trainer.strategy, torch.zeros((), device=module.device)
     # DDP sums the gradients of the ranks in the last backward pass only.
-    wait = getattr(strategy, "block_backward_sync", nullcontext)
-    with wait():
+    with getattr(strategy, "block_backward_sync", nullcontext)():
         for x, index in parts[:-1]:
             squared_error = module.model(x, index, module.current_epoch).squared_error
             # Through Lightning, which scales the loss in 16-mixed.
