@@ -46,7 +46,7 @@ def main() -> None:
     config, resolved = parse_config(__doc__, None, *classes)
     settings, seed = config.trainer, config.seed_everything
     choose_device(settings.accelerator)
-    folder = Path(config.resume or ".")
+    folder = Path(config.resume or ".").resolve()  # ModelCheckpoint compares paths
     # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
     if not config.resume and (new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)):
         folder = new

@@ -35,7 +35,7 @@ class AutoencoderCLI(LightningCLI):
         if self.subcommand != "fit" and not config.ckpt_path:
             raise UserError("--ckpt_path: name a checkpoint, or untrained weights are scored")
         if self.subcommand == "fit" and config.ckpt_path:
-            config.trainer.default_root_dir = str(Path(config.ckpt_path).parents[1])
+            config.trainer.default_root_dir = str(Path(config.ckpt_path).resolve().parents[1])
         elif folder := rank_zero_only(new_run_folder)(CHAPTER / "output"):
             config.trainer.default_root_dir = str(folder)
 
