@@ -1,230 +1,116 @@
-r"""Build Zarr stores to train from, on S3 or on this machine's disk.
+"""Build Zarr stores to train from, on S3 or on a disk; a build that was stopped goes on.
 
-  uv run python build_store.py ocean                 chapter 0's ocean, as Zarr v3
-  uv run python build_store.py cube --months 120     a synthetic ocean of any size
-  uv run python build_store.py netcdf --files [a.nc,b.nc] --variables [sst] --train_months [0,60] \
-      --url s3://bucket/mine.zarr                    NetCDF files, as Zarr v3
-  uv run python build_store.py statistics --url s3://bucket/theirs.zarr --train_months [0,60]
+uv run python build_store.py ocean                                   the store of the default run
+uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
+uv run python build_store.py cube --months 1200 --height 720 --width 1440    synthetic, any size
+uv run python build_store.py statistics --url URL --train_months "[0,960]"   of any Zarr store
+uv run python build_store.py pack --url URL --chunk "[1,64,64]"    a copy that is read faster
 
-A build that was interrupted goes on where it stopped when you start it again. s3://embedded/... is
-the server that this chapter starts by itself; .env.example says how to reach another one.
+On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 """
 
-import argparse
-import sys
-from collections.abc import Callable
+import contextlib
+import math
+import os
 from typing import Any
 
 import xarray as xr
-from jsonargparse import ArgumentParser
+from distributed import Client
+from jsonargparse import auto_cli
+from jsonargparse.typing import PositiveInt
 from src.config import HelpFormatter
-from src.config_errors import explain
-from src.data.cloud_build import OCEAN, OCEAN_CHUNK, build_store, objects_of, ocean_fields
-from src.data.cloud_fields import choose_variables, chunks_of, open_for_training, region_of
-from src.data.cloud_statistics import compute_statistics, write_statistics
-from src.data.cloud_store import open_store
-from src.data.cube import Cube
-from src.data.netcdf import AXES, OTHER_NAMES
-from src.errors import UserError, one_line_errors
-
-# List prices of S3 Standard in us-east-1, https://aws.amazon.com/s3/pricing/
-DOLLARS_PER_GB_MONTH, DOLLARS_PER_1000_PUTS = 0.023, 0.005
-Months = tuple[int, int]
-Shape = tuple[int, int, int]
+from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
+from src.data.cube import cube_fields
+from src.data.pytorch_dataset import Months, Window, ocean_fields
+from src.data.store import open_fields, open_store, select
+from src.errors import one_line_errors
+from tqdm.dask import TqdmCallback
 
 
-def ocean(url: str = OCEAN, train_months: Months = (0, 30), overwrite: bool = False) -> None:
-    """Chapter 0's real sea-surface temperature as a Zarr store.
+def ocean(url: str = OCEAN) -> None:
+    """Chapter 0's real ocean, of which the first 30 months are for training.
 
     Args:
-        url: where to.
-        train_months: first month and first month after the end of the training period.
-        overwrite: replace what is there.
+        url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
     """
-    build(url, ocean_fields(), train_months, OCEAN_CHUNK, None, 1, overwrite)
+    build(url, ocean_fields(), OCEAN_CHUNK, (0, 30))
 
 
 def netcdf(
-    files: list[str],
-    url: str,
-    variables: list[str],
-    train_months: Months,
-    chunk: Shape = (12, 64, 64),
-    shard: Shape | None = None,
-    threads: int = 2,
-    overwrite: bool = False,
+    files: list[str], variables: list[str], url: str, train_months: Months, chunk: Window
 ) -> None:
-    """Move NetCDF files, one after the other in time, to a Zarr store.
-
-    Only the variables and the coordinates of their axes are kept.
+    """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
     Args:
-        files: NetCDF files; any number, with the same grid.
+        files: in any order.
+        variables: which of their variables.
         url: where to.
-        variables: which variables.
-        train_months: first month and first month after the end of the training period.
-        chunk: months, latitudes and longitudes of a chunk; chunk_size.py recommends one.
-        shard: the same for an object that holds many chunks; null makes each chunk an object.
-        threads: chunks that are read and written at the same time.
-        overwrite: replace what is there.
+        train_months: the first step of the training period, and the first after its end.
+        chunk: steps, latitudes and longitudes of a chunk.
     """
-    check_blocks(chunk, shard)
-    try:
-        fields = xr.open_mfdataset(
-            files,
-            combine="nested",
-            concat_dim="time",
-            join="exact",
-            data_vars="all",
-            coords="minimal",
-            compat="override",
-        )
-        # A file may have other coordinates than its axes, such as when a field was computed.
-        fields = fields[variables].reset_coords(drop=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"files: cannot read them together: {str(error).splitlines()[0]}"
-        ) from error
-    fields = fields.rename(
-        {old: new for old, new in OTHER_NAMES.items() if old in fields.variables}
-    )
-    # Files have blocks of their own, often one month each; an object is written from one block.
-    blocks = dict(zip(AXES, shard or chunk, strict=True))
-    fields = fields.chunk({axis: blocks[axis] for axis in AXES if axis in fields.dims})
-    fields = fields.assign_attrs(source=", ".join(files))
-    build(url, fields, train_months, chunk, shard, threads, overwrite)
+    fields = xr.open_mfdataset(files, chunks={})
+    fields.attrs = {"files": str(sorted(files))}  # a build of other files does not go on with this
+    names = {"latitude": "lat", "longitude": "lon"}
+    fields = fields.rename({old: new for old, new in names.items() if old in fields.dims})
+    fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
+    build(url, select(fields, variables, str(files)), chunk, train_months)
 
 
 def cube(
     url: str = "s3://embedded/cube.zarr",
-    months: int = 120,
-    height: int = 180,
-    width: int = 360,
+    months: PositiveInt = 120,
+    height: PositiveInt = 180,
+    width: PositiveInt = 360,
+    chunk: Window = (12, 90, 180),
     seed: int = 0,
-    train_months: Months | None = None,
-    chunk: Shape = (12, 64, 64),
-    shard: Shape | None = None,
-    threads: int = 2,
-    overwrite: bool = False,
 ) -> None:
-    """A synthetic ocean of four variables; --months 1200 --height 720 --width 1440 has 20 GB.
+    """A synthetic ocean with four variables; the first four fifths of the months are for training.
 
     Args:
         url: where to.
-        months: time steps.
+        months: number of months.
         height: latitudes from pole to pole.
         width: longitudes round the globe.
+        chunk: months, latitudes and longitudes of a chunk.
         seed: another seed gives another ocean.
-        train_months: first month and first month after the end of the training period; null takes
-            the first four fifths, whole years.
-        chunk: months, latitudes and longitudes of a chunk; chunk_size.py recommends one.
-        shard: the same for an object that holds many chunks; null makes each chunk an object.
-        threads: chunks that are computed and written at the same time.
-        overwrite: replace what is there.
     """
-    if min(months, height, width) < 1:
-        raise UserError(f"months, height, width: {[months, height, width]}; allowed: from 1")
-    if not 0 <= seed < 2**26:
-        raise UserError(f"seed: {seed}; allowed: 0 to {2**26 - 1}")
-    check_blocks(chunk, shard)
-    fields = Cube(months, height, width, seed).fields(shard or chunk)
-    period = train_months or (0, max(1, months * 4 // 5 // 12 * 12))
-    build(url, fields, period, chunk, shard, threads, overwrite)
+    fields = cube_fields((months, height, width), chunk, seed)
+    build(url, fields, chunk, (0, months * 4 // 5))
 
 
-def statistics(
-    url: str,
-    train_months: Months,
-    variables: list[str] | None = None,
-    output: str | None = None,
-    period: Months | None = None,
-    region: tuple[float, float, float, float] | None = None,
-    anonymous: bool = False,
-    threads: int = 2,
-) -> None:
-    """Statistics of the training months of a store, computed block by block.
+def pack(url: str, chunk: Window) -> None:
+    """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Args:
-        url: the store.
-        train_months: first month and first month after the end of the training period.
-        variables: which variables; null takes all.
-        output: where to, if the store is not yours to write to.
-        period: first month and first month after the end of all that you will use, validation
-            included; null reads the whole store.
-        region: degrees south, north, west and east, if that is all that you will use.
-        anonymous: read public data without credentials.
-        threads: blocks that are read at the same time.
+        url: a store that is finished.
+        chunk: months, latitudes and longitudes of a chunk of the copy.
     """
-    store = open_store(url, anonymous)
-    fields = open_for_training(store, with_dask=False)
-    names = choose_variables(fields, variables, url)
-    first, last = period or (0, fields.sizes["time"])
-    if not first <= train_months[0] < train_months[1] <= last <= fields.sizes["time"]:
-        raise UserError(
-            f"train_months: {list(train_months)}, period: {[first, last]}; allowed: train_months "
-            f"inside the period, inside the {fields.sizes['time']} steps of the store"
+    fields = select(open_fields(open_store(url), chunks={}), None, url)
+    packed = fields.to_dataarray("variable", "fields").drop_vars("variable").astype("float32")
+    chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
+    copy = packed.chunk(dict(zip(packed.dims, chunks, strict=True))).to_dataset()
+    # Consolidated metadata come last: without them, nobody takes the copy for finished.
+    with TqdmCallback(desc=f"{url}/packed", unit="task", disable=None):
+        copy.drop_encoding().assign_attrs(variables=list(fields)).to_zarr(
+            open_store(f"{url}/packed", read_only=False),
+            mode="w",
+            encoding={"fields": {"chunks": chunks, "_FillValue": math.nan}},
+            zarr_format=3,
+            write_empty_chunks=True,
         )
-    rows, columns = region_of(fields, region)
-    fields = fields[names].isel(lat=rows, lon=columns)
-    _, objects = chunks_of(store, names[0])
-    found = compute_statistics(fields, train_months, objects, threads, period)
-    write_statistics(open_store(output or url, writable=True), found)
-    print(f"wrote the statistics of {url} to {output or url}")
 
 
-def check_blocks(chunk: Shape, shard: Shape | None) -> None:
-    """Raise UserError unless both have a size on every axis."""
-    if min(*chunk, *(shard or chunk)) < 1:
-        raise UserError(f"chunk, shard: {[*chunk]}, {shard and [*shard]}; allowed: from 1")
-
-
-def build(
-    url: str,
-    fields: xr.Dataset,
-    train_months: Months,
-    chunk: Shape,
-    shard: Shape | None,
-    threads: int,
-    overwrite: bool,
-) -> None:
-    """Say how much it will be, then write it."""
-    number, size = objects_of(fields, chunk, shard)
-    monthly, once = size / 1e9 * DOLLARS_PER_GB_MONTH, number / 1000 * DOLLARS_PER_1000_PUTS
-    print(f"{', '.join(map(str, fields.data_vars))}: {dict(fields.sizes)}")
-    print(f"{size / 1e9:,.3f} GB before compression, in {number:,} objects, to {url}")
-    print(f"on S3 Standard at most {monthly:,.2f} $ a month, and {once:,.2f} $ to write it")
-    build_store(url, fields, train_months, chunk, shard, threads, overwrite)
-    print(f"finished: {url}")
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    command.__name__: command for command in (ocean, netcdf, cube, statistics)
-}
-
-
-def main() -> int:
-    """Read the command line and run the command. Returns the exit code."""
-    settings: dict[str, Any] = {
-        "exit_on_error": False,
-        "allow_abbrev": False,
-        "formatter_class": HelpFormatter,
-    }
-    parser = ArgumentParser(description=__doc__, **settings)
-    commands, own_parsers = parser.add_subcommands(), {"": parser}
-    for name, command in COMMANDS.items():
-        summary = str(command.__doc__).splitlines()[0]
-        own = own_parsers[name] = ArgumentParser(description=summary, **settings)
-        own.add_function_arguments(command, as_group=False)
-        commands.add_subcommand(name, own, help=summary)
-    try:
-        config = parser.parse_args()
-    except argparse.ArgumentError as error:
-        named = own_parsers.get("".join(sys.argv[1:2]), parser)
-        raise UserError(explain(str(error), named)) from error
-    COMMANDS[config.subcommand](**vars(config[config.subcommand]))
-    return 0
+def main() -> None:
+    """Run the subcommand."""
+    # Client() connects to the address in this variable.
+    with Client() if os.environ.get("DASK_SCHEDULER_ADDRESS") else contextlib.nullcontext():
+        commands: Any = {"ocean": ocean, "netcdf": netcdf, "cube": cube}
+        commands |= {"statistics": add_statistics, "pack": pack}
+        settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
+        auto_cli(commands, as_positional=False, description=__doc__, **settings)
+    print("finished")
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(main())
+        main()

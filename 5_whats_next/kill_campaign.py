@@ -1,107 +1,129 @@
 """Kill a training at every step, and see whether it comes back to the same curve, to the bit.
 
-  uv run python kill_campaign.py --short           a few of each kind, in about five minutes
-  uv run python kill_campaign.py                   everything, in about an hour
-  uv run python kill_campaign.py --only latency    one fault alone
+uv run python kill_campaign.py                        all 96 cases, in about half an hour
+uv run python kill_campaign.py --steps 5 --ranks 2    the cases with these settings
 
-Each case begins a tiny training on noise, ends it with SIGKILL (or a full disk), and goes on twice:
-from the disk, and from the cloud alone, with the local folder removed. The S3 server is a real one,
-with a proxy in front of it that makes the faults.
+A case: SIGKILL to all processes of a tiny training as a step begins, then the same command again;
+with its folder as it was left (disk), or without it (cloud).
 """
 
 import argparse
+import csv
+import itertools
+import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from campaign_runs import BITS, NETWORK, NOTHING_YET, Campaign, Case, server
+import lightning_train
+from src.callbacks import CloudUploadCallback
+from src.config import CHAPTER
+from src.lightning_callbacks import StopAndSave
 from tqdm import tqdm
 
-STEPS = 12  # of the tiny training: four in each of three epochs
+EVERYTHING = {"steps": range(12), "ranks": (1, 2), "workers": (0, 2), "origins": ("disk", "cloud")}
 
 
-def cases(short: bool) -> list[Case]:
-    """All combinations; in short form a few of each kind."""
-    steps = (5, 8) if short else range(STEPS)
-    pairs = [(1, 0), (1, 2), (2, 0), (2, 2)]
-    if short:
-        found = [Case("step", 5, 1, 0), Case("step", 8, 2, 2)]
-    else:
-        found = [Case("step", step, *pair) for step in steps for pair in pairs]
-    few, later = ((6,), (6,)) if short else ((1, 6, 11), (3, 6, 11))  # later: two copies are there
-    found += [
-        Case(moment, step) for moment in ("validation", "save", "upload", "full") for step in few
-    ]
-    found += [Case("step", step, fault=fault) for fault in [*NETWORK, "tmpdir"] for step in few]
-    return found + [Case("step", step, fault=fault) for fault in BITS for step in later]
+class Case(NamedTuple):
+    """Where a training is killed, and what it comes back from."""
+
+    step: int
+    ranks: int
+    workers: int
+    origin: str
 
 
-def came_back(case: Case) -> bool:
-    """Whether a case is on the reference curve, from the disk and from the cloud.
+def train(case: Case, output: Path, script: str = "lightning_train.py", **environment: str) -> str:
+    """Begin or continue the case's training in a process group of its own; returns what it says."""
+    name = "-".join(map(str, case))
+    words = [script, "-c", "config/campaign.yaml", f"--data.num_workers={case.workers}"]
+    words += [f"--trainer.devices={case.ranks}", f"--trainer.output_dir={output}"]
+    words += [f"--trainer.run_name={name}-{output.parent.name}"]
+    command: Any = [sys.executable, *words]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    variables = os.environ | environment
+    process = subprocess.run(
+        command, cwd=CHAPTER, env=variables, start_new_session=True, check=False, **pipes
+    )
+    return process.stdout
 
-    Before the second step there may be nothing in the cloud yet; later there has to be.
-    """
-    cloud = case.results.get("cloud")
-    is_there = cloud == "same" or (cloud == NOTHING_YET and case.step <= 1)
-    return case.results.get("disk") == "same" and is_there
+
+def train_until_killed() -> None:
+    """What this script does in a killed training: kill it as the step KILL_AT begins."""
+    step = int(os.environ["KILL_AT"])
+
+    def begin(callback: StopAndSave, trainer: Any, *_: object) -> None:
+        if (trainer.global_step, trainer.global_rank) != (step, 0):
+            return
+        callbacks = [c for c in trainer.callbacks if isinstance(c, CloudUploadCallback)]
+        uploader: Any = callbacks[0].uploader
+        if step > 1:  # the first checkpoint has to be in the cloud; a later one is on its way
+            with uploader.changed:
+                uploader.changed.wait_for(lambda: uploader.uploaded)
+        os.killpg(0, signal.SIGKILL)
+
+    StopAndSave.on_train_batch_start = begin
+    lightning_train.main()
 
 
-def table(done: list[Case]) -> tuple[str, bool]:
-    """A line for each kind of case, and whether all of them came back."""
-    kinds: dict[str, list[Case]] = {}
-    for case in done:
-        ranks = f"ranks: {case.ranks}, workers: {case.workers}" if not case.fault else ""
-        kinds.setdefault(case.fault or f"{case.moment}, {ranks}", []).append(case)
-    lines = [f"{'':<32}{'cases':>7}{'from disk':>11}{'from cloud':>12}  steps lost: disk, cloud"]
-    for kind, members in kinds.items():
-        disk = [c.results.get("disk", "") == "same" for c in members]
-        known = [c for c in members if c.results.get("cloud") not in (None, NOTHING_YET)]
-        cloud = [c.results["cloud"] == "same" for c in known]
-        lost = [list(map(int, c.results["lost"].split())) for c in members if "lost" in c.results]
-        most = [max((pair[at] for pair in lost), default=0) for at in (0, 1)]
-        counts = f"{sum(disk)}/{len(disk)}", f"{sum(cloud)}/{len(cloud)}"
-        lines.append(
-            f"{kind:<32}{len(members):>7}{counts[0]:>11}{counts[1]:>12}"
-            f"  at most {most[0]}, {most[1]}"
-        )
-    early = [c for c in done if c.results.get("cloud") == NOTHING_YET]
-    if early:
-        names = ", ".join(sorted({f"{c.moment} {c.step}" for c in early}))
-        lines.append(f"killed before the first upload, so nothing is in the cloud: {names}")
-    wrong = [(c.name, c.results) for c in done if not came_back(c)]
-    lines += [f"NOT the reference curve: {name} {results}" for name, results in wrong]
-    return "\n".join(lines), not wrong
+def rows(output: Path) -> list[dict[str, str]]:
+    """metrics.csv of the only run in a folder, but for the column that is a measurement."""
+    (path,) = output.glob("*/metrics.csv")
+    with path.open(newline="") as file:
+        return [row | {"samples_per_second": ""} for row in csv.DictReader(file)]
+
+
+def comes_back(case: Case, place: Path, reference: list[dict[str, str]]) -> str:
+    """Kill, continue and compare; empty if all is well, else what is wrong."""
+    output = place / "-".join(map(str, case))
+    killed = train(case, output, "kill_campaign.py", KILL_AT=str(case.step))
+    if "Trainer.fit` stopped" in killed:
+        return "was not killed"
+    if case.origin == "cloud":
+        shutil.rmtree(output)
+    text = train(case, output)
+    if case.step > 1 and "training  steps 0 to" in text:
+        return "began again"
+    return "" if rows(output) == reference else f"has another curve: {text}"
+
+
+def campaign(cases: list[Case]) -> dict[Case, str]:
+    """What is wrong with each case; two of them at a time."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        reference = {}
+        for ranks in {case.ranks for case in cases}:
+            train(Case(-1, ranks, 0, "none"), Path(folder, f"reference-{ranks}"))
+            reference[ranks] = rows(Path(folder, f"reference-{ranks}"))
+        results = pool.map(lambda c: comes_back(c, Path(folder), reference[c.ranks]), cases)
+        return dict(zip(cases, tqdm(results, "cases", len(cases), disable=None), strict=True))
 
 
 def main() -> int:
-    """Run the cases two at a time. Returns 1 if one of them left the reference curve."""
+    """Try the cases; print a table. Returns 1 if a training did not come back."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--short", action="store_true", help="a few cases of each kind")
-    parser.add_argument("--only", help="cases of this moment or fault, such as upload or 503")
-    arguments = parser.parse_args()
-    chosen = cases(arguments.short)
-    if arguments.only:
-        names = {case.moment for case in chosen} | {case.fault for case in chosen if case.fault}
-        if arguments.only not in names:
-            sys.exit(f"error: --only: {arguments.only} is unknown; allowed: {', '.join(names)}")
-        fault = arguments.only not in {"step", "validation", "save", "upload", "full"}
-        chosen = [c for c in chosen if arguments.only == (c.fault if fault else c.moment)]
-    with tempfile.TemporaryDirectory(prefix="campaign-") as place, server(Path(place)) as endpoint:
-        campaign = Campaign(Path(place) / "runs", endpoint)
-        with ThreadPoolExecutor(2) as pool:
-            bar = tqdm(total=len(chosen), unit="case", disable=not sys.stderr.isatty())
-            done = []
-            for case in pool.map(campaign.run, chosen):
-                done.append(case)
-                bar.update()
-            bar.close()
-    text, good = table(done)
-    print(text)
-    print("every run is on the reference curve, to the bit" if good else "NOT all runs came back")
-    return 0 if good else 1
+    for name, values in EVERYTHING.items():
+        kind: Any = type(values[0])
+        parser.add_argument(f"--{name}", nargs="+", type=kind, choices=values, default=values)
+    chosen = vars(parser.parse_args())
+    cases = [Case(*values) for values in itertools.product(*chosen.values())]
+    wrong = campaign(cases)
+    print("ranks  workers  from    came back to the reference curve")
+    for kind, group in itertools.groupby(sorted(cases, key=lambda c: c[1:]), lambda c: c[1:]):
+        members = list(group)
+        good = sum(not wrong[case] for case in members)
+        print(f"{kind[0]:>5}  {kind[1]:>7}  {kind[2]:<6}  {good} of {len(members)}")
+    print("\n".join(f"{case}: {text}" for case, text in wrong.items() if text), end="")
+    return int(any(wrong.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if "KILL_AT" in os.environ:
+        train_until_killed()
+    else:
+        sys.exit(main())

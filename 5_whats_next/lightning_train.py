@@ -1,92 +1,159 @@
-"""Train a masked autoencoder with Lightning, on one device or on many.
+"""Train a masked autoencoder with Lightning, on one device or on many; go on after anything.
 
-  uv run python lightning_train.py                             as pytorch_train.py, to the bit
-  uv run python lightning_train.py -c config/two_processes.yaml      DDP on two CPU processes
-  uv run python lightning_train.py --trainer.devices 8         DDP on eight GPUs
-  uv run python lightning_train.py --resume output/run_1       continue where a run stopped
-  uv run python lightning_train.py --resume s3://embedded/checkpoints/RUN    the same from the cloud
-  uv run python lightning_train.py --trainer.run_name NAME     begin or continue, as the case may be
-
-Each run writes its metrics, checkpoints, configuration and pictures to a folder output/run_N.
+uv run python lightning_train.py                               as pytorch_train.py, to the bit
+uv run python lightning_train.py -c config/two_processes.yaml  DDP on two CPU processes
+uv run python lightning_train.py --trainer.run_name mine       begin this run, or go on with it
+uv run python lightning_train.py --resume output/run_1         go on where a run stopped
+uv run python lightning_train.py --resume s3://embedded/checkpoints/mine    from the cloud
 """
 
-import os
+import argparse
+import inspect
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import lightning as L
-from src.callbacks import left_behind
-from src.config import parse_config
+from jsonargparse import Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
+from src.callbacks import CloudUploadCallback, storage_path
+from src.checkpoint_files import DurableCheckpointIO
+from src.cloud_run import find_run
+from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
 from src.data.lightning_datamodule import FieldDataModule
-from src.durable_checkpoint import DurableCheckpointIO
 from src.environment import load_environment
-from src.lightning_callbacks import Stopped, how_to_continue
-from src.lightning_errors import one_line_errors
-from src.lightning_logger import RunLogger
-from src.lightning_precision import check_precision
-from src.lightning_settings import (
-    LightningSettings,
-    check_devices,
-    make_callbacks,
-    make_strategy,
-    quiet,
-)
+from src.errors import UserError, one_line_errors
+from src.lightning_callbacks import Report, StopAndSave
 from src.model.lightning_module import AutoencoderModule
-from src.preemption import leave
-from src.resume import bring_back, named_logger, where_to_begin
-from src.secret_arguments import refuse_secrets
+from src.tracking import new_run_folder
 
 
-def main() -> int:
-    """Read the settings and train. Returns the exit code."""
+@dataclass
+class LightningSettings(TrainerSettings):
+    """Chapter 0's settings, some with the names of Lightning's Trainer, some for a run's copy.
+
+    Args:
+        devices: devices of each machine, with one process for each.
+        num_nodes: machines.
+        strategy: auto takes ddp for several devices; our clipping and pictures know no other.
+        precision: numbers that a step computes in; 16-mixed needs a GPU.
+        run_name: begin the run of this name, or go on with it; null makes a new one.
+        resume_policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
+        cloud_storage_path: where checkpoints are uploaded to; see CloudUploadCallback.
+        upload_every_n_steps: upload inside an epoch too; 0 means at its end only.
+    """
+
+    devices: PositiveInt = 1
+    num_nodes: PositiveInt = 1
+    strategy: Literal["auto", "ddp"] = "auto"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    run_name: str | None = None
+    resume_policy: Literal["auto", "must", "never"] = "auto"
+    cloud_storage_path: str | None = None
+    upload_every_n_steps: NonNegativeInt = 0
+
+
+CLASSES = AutoencoderModule, FieldDataModule, LightningSettings
+
+
+def main() -> None:
+    """Read the settings and train."""
     load_environment()
-    refuse_secrets(sys.argv[1:])
-    arguments = bring_back(sys.argv[1:])
-    config, resolved = parse_config(__doc__, arguments, settings=LightningSettings)
-    settings, seed = config.trainer, config.seed_everything
-    quiet()
-    again = f"{os.path.relpath(__file__)} --resume RUN"
-    strategy = make_strategy(settings.strategy, settings.devices * settings.num_nodes)
-    check_devices(
-        settings.accelerator, settings.devices, settings.num_nodes, config.data.batch_size
-    )
-    check_precision(settings.precision, settings.accelerator, settings.strategy)
-    folder, checkpoint = where_to_begin(config.resume, settings)
+    config, resolved, folder, checkpoint = find_start(sys.argv[1:])
+    settings = config.trainer
+    # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
+    if not folder and (new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)):
+        folder = new
+    if folder and not checkpoint:
+        rank_zero_only(begin_run)(folder, resolved)
+    callbacks = [
+        Report(settings.wandb, settings.picture_every_n_epochs),
+        StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
+        CloudUploadCallback(
+            settings.cloud_storage_path,
+            upload_every_n_steps=settings.upload_every_n_steps,
+            run_name=settings.run_name,
+        ),
+        ModelCheckpoint(filename="best", monitor="val_loss", enable_version_counter=False),
+        # One of its own: save_last=True would skip epochs without a new best.
+        ModelCheckpoint(filename="last", enable_version_counter=False),
+    ]
+    trainer, module, data = build_training(config, folder or Path(), callbacks)
+    trainer.fit(module, data, ckpt_path=checkpoint)
 
-    # The same seed on all ranks, for the same initial weights.
+
+def begin_run(folder: Path, resolved: str) -> None:
+    """Write the configuration of a new run."""
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(resolved)
+
+
+def find_start(arguments: list[str]) -> tuple[Namespace, str, Path | None, Path | None]:
+    """The settings, also as YAML; the run's folder and checkpoint, None for those of a new run."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--resume", default="")
+    early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
+    known, _ = early.parse_known_args(arguments)
+    if "://" in known.resume:
+        cloud, _, name = known.resume.rstrip("/").rpartition("/")
+        folder = CHAPTER / known.output_dir / name
+        find_run(folder, "must", cloud)
+        arguments = [*arguments, f"--resume={folder}"]  # the last one counts
+    config, resolved = parse_config(__doc__, arguments, *CLASSES)
+    settings = config.trainer
+    if config.resume:
+        folder = Path(config.resume).resolve()
+        return config, resolved, folder, find_run(folder, "must", cloud="")
+    if not settings.run_name:
+        return config, resolved, None, None
+    folder = CHAPTER / settings.output_dir / settings.run_name
+    checkpoint = find_run(folder, settings.resume_policy, storage_path(settings.cloud_storage_path))
+    if checkpoint:  # its own settings count, and none of these may contradict them
+        config, resolved = parse_config(__doc__, [*arguments, f"--resume={folder}"], *CLASSES)
+    return config, resolved, folder, checkpoint
+
+
+def build_training(
+    config: Namespace, folder: Path, callbacks: list[Callback]
+) -> tuple[L.Trainer, AutoencoderModule, FieldDataModule]:
+    """Trainer, module and data of these settings."""
+    settings, seed = config.trainer, config.seed_everything
+    device = choose_device(settings.accelerator)
+    if settings.precision == "16-mixed" and device.type == "cpu":  # Lightning would take bfloat16
+        raise UserError("trainer.precision: 16-mixed needs a GPU; bf16-mixed does not")
     L.seed_everything(seed, workers=True, verbose=False)
-    data = FieldDataModule(**vars(config.data), seed=seed)
-    module = AutoencoderModule(
-        optimizer=vars(config.optimizer),
-        seed=seed,
-        micro_batches=settings.micro_batches,
-        **vars(config.model),
+    shared = {"seed": seed, "optimizer": vars(config.optimizer)}
+    data = build(FieldDataModule, config.data, shared)
+    module = build(AutoencoderModule, config.model, shared)
+    trainer = L.Trainer(
+        accelerator=settings.accelerator,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=settings.strategy,
+        precision=settings.precision,
+        max_epochs=settings.max_epochs,
+        gradient_clip_val=settings.gradient_clip_val,
+        log_every_n_steps=settings.log_every_n_steps,
+        deterministic="warn" if settings.deterministic else False,
+        default_root_dir=folder,
+        use_distributed_sampler=False,  # RankBatches shares the batches out
+        logger=False,  # Report does it
+        enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
+        plugins=[DurableCheckpointIO()],
+        callbacks=callbacks,
     )
-    with named_logger(RunLogger(settings.output_dir, settings.wandb, folder), folder) as logger:
-        trainer = L.Trainer(
-            accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            strategy=strategy,
-            precision=settings.precision,
-            max_epochs=settings.max_epochs,
-            max_steps=settings.max_steps,
-            gradient_clip_val=settings.gradient_clip_val,
-            log_every_n_steps=settings.log_every_n_steps,
-            deterministic="warn" if settings.deterministic else False,
-            use_distributed_sampler=False,  # ours starts inside an epoch, and counts global batches
-            logger=logger,
-            callbacks=make_callbacks(settings, resolved),
-            plugins=[DurableCheckpointIO()],
-            enable_progress_bar=sys.stdout.isatty(),  # in a log file every update is a new line
-        )
-        try:
-            trainer.fit(module, data, ckpt_path=checkpoint)
-        except Stopped as stopped:
-            return how_to_continue(again, stopped) or left_behind(trainer)
-        trainer.test(module, data, verbose=False)
-    return left_behind(trainer)
+    return trainer, module, data
+
+
+def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
+    """An object of its section, with those of the shared settings that it has arguments for."""
+    known = inspect.signature(kind).parameters
+    return kind(**vars(settings), **{name: shared[name] for name in shared if name in known})
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        leave(main())
+        main()

@@ -1,34 +1,56 @@
-"""The same training from the command line that LightningCLI makes of the code.
+"""The same training from the command line that LightningCLI makes of the signatures.
 
 uv run python -m lightning_trainer fit -c config/cli_config.yaml
-uv run python -m lightning_trainer fit --trainer.devices 8 --trainer.strategy ddp
+uv run python -m lightning_trainer fit -c config/two_processes.yaml
 uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
-uv run python -m lightning_trainer predict
-uv run python -m lightning_trainer fit --ckpt_path output/run_1/checkpoints/last.ckpt
-uv run python -m lightning_trainer fit --ckpt_path s3://embedded/checkpoints/RUN
 """
 
-import sys
+from pathlib import Path
 
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+from src.config import CHAPTER
 from src.data.lightning_datamodule import FieldDataModule
-from src.environment import load_environment
-from src.lightning_cli import AutoencoderCLI
-from src.lightning_errors import one_line_errors
-from src.lightning_settings import quiet
-from src.model.lightning_module import AutoencoderModule
-from src.preemption import leave
-from src.secret_arguments import refuse_secrets
+from src.errors import UserError, one_line_errors
+from src.model.lightning_module import AutoencoderModule, plain
+from src.optim import make_optimizer
+from src.tracking import new_run_folder
+
+# Without this file there would be no Report and no StopAndSave; -c adds to it.
+DEFAULT = {"default_config_files": [f"{CHAPTER}/config/cli_config.yaml"], "allow_abbrev": False}
 
 
-def main() -> int:
-    """Parse the command line and run the subcommand. Returns the exit code."""
-    load_environment()
-    refuse_secrets(sys.argv[1:])
-    quiet()
-    cli = AutoencoderCLI(AutoencoderModule, FieldDataModule, description=__doc__)
-    return cli.exit_code
+class AutoencoderCLI(LightningCLI):
+    """Adds the section optimizer, one seed for everything, and a folder for each run."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_function_arguments(make_optimizer, "optimizer", skip={"model", "total_steps"})
+        parser.link_arguments("optimizer", "model.optimizer", compute_fn=plain)
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def before_instantiate_classes(self) -> None:
+        """Each run gets a folder of its own; a training that goes on keeps its checkpoint's."""
+        config = self.config[self.subcommand]
+        if self.subcommand != "fit" and not config.ckpt_path:
+            raise UserError("--ckpt_path: name a checkpoint, or untrained weights are scored")
+        if self.subcommand == "fit" and config.ckpt_path:
+            config.trainer.default_root_dir = str(Path(config.ckpt_path).resolve().parents[1])
+        elif folder := rank_zero_only(new_run_folder)(CHAPTER / "output"):
+            config.trainer.default_root_dir = str(folder)
+
+
+def main() -> None:
+    """Read the command line and run the subcommand."""
+    AutoencoderCLI(
+        AutoencoderModule,
+        FieldDataModule,
+        auto_configure_optimizers=False,
+        save_config_kwargs={"overwrite": True},
+        parser_kwargs={"allow_abbrev": False} | dict.fromkeys(LightningCLI.subcommands(), DEFAULT),
+    )
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        leave(main())
+        main()

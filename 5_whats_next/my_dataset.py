@@ -1,30 +1,22 @@
 """Your own data: monthly fields from a NetCDF file with axes for time, latitude and longitude."""
 
-from src.data.netcdf import open_fields
-from src.data.pytorch_dataset import Split, WindowDataset
+import xarray as xr
+from src.data.pytorch_dataset import Months, Split, Window, WindowDataset
 
 
 class MyDataset(WindowDataset):
-    """Windows of some variables of a NetCDF file.
-
-    Args:
-        split: filled in by the train script.
-        path: the file.
-        variables: names of the variables to learn.
-        window: months, latitudes and longitudes of a sample.
-        train_months: first month and first month after the end of the training period.
-        val_months: the same for validation, at least one window away.
-    """
+    """Windows of some variables of a NetCDF file; WindowDataset says what the arguments mean."""
 
     def __init__(
         self,
         split: Split,
         path: str,
         variables: list[str],
-        window: tuple[int, int, int],
-        train_months: tuple[int, int],
-        val_months: tuple[int, int],
+        window: Window,
+        train_months: Months,
+        val_months: Months,
     ) -> None:
-        fields = open_fields(path, variables)
+        # WindowDataset expects the axes time, lat and lon: rename those of your file here.
+        fields = xr.load_dataset(path)[variables].rename(latitude="lat", longitude="lon")
         stride = (1, 4, 4) if split == "train" else window
         super().__init__(fields, split, window, stride, train_months, val_months)

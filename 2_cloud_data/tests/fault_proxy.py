@@ -14,14 +14,16 @@ class Fault:
 
     kind: str
     times: float = 1  # or math.inf
-    path: str = ""  # a part of it
+    path: str = ""  # a part of it, after its method
 
 
+# One request, which is passed on with its headers: they are signed.
 class Handler(BaseHTTPRequestHandler):
-    """One request, which is passed on with its headers: they are signed."""
+    protocol_version = "HTTP/1.1"  # so that Expect: 100-continue is answered
 
     def do_GET(self) -> None:
-        kind = self.server.fault(self.path)
+        self.close_connection = True
+        kind = self.server.fault(f"{self.command} {self.path}")
         if kind == "stall":
             self.server.stopped.wait()
         elif kind == "reset":
@@ -30,7 +32,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(503, "Slow Down", "Reduce your request rate.")
         else:
             upstream = HTTPConnection(self.server.upstream)
-            upstream.request(self.command, self.path, headers=dict(self.headers))
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            upstream.request(self.command, self.path, content, dict(self.headers))
             answer = upstream.getresponse()
             body = answer.read()
             self.send_response_only(answer.status)
@@ -41,12 +44,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: len(body) // 2] if kind == "cut" else body)
             upstream.close()
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
 
+# Runs in a `with` block; its faults may change meanwhile.
 class FaultyProxy(ThreadingHTTPServer):
-    """Runs in a ``with`` block; its faults may change meanwhile."""
-
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.upstream, self.url = endpoint.split("//")[1], f"http://127.0.0.1:{self.server_port}"

@@ -16,8 +16,8 @@ from zarr.core.sync import sync
 from tests.fault_proxy import Fault, FaultyProxy
 
 URL = "s3://embedded/faults.zarr"
-SETTINGS = {"url": URL, "dask": "none", "window": (4, 8, 8), "train_stride": (2, 8, 8)}
-SETTINGS |= {"train_months": (0, 16), "val_months": (20, 24)}
+MONTHS = {"train_months": (0, 16), "val_months": (20, 24)}
+SETTINGS = {"url": URL, "dask": "none", "window": (4, 8, 8), "train_stride": (2, 8, 8), **MONTHS}
 
 
 def build_cube(url: str) -> None:
@@ -57,9 +57,8 @@ def test_a_lost_chunk_is_named(dask):
     url = URL.replace("faults", f"lost-{dask}")
     build_cube(url)
     sync(open_store(url, read_only=False).delete("salinity/c/0/0/0"))
-    dataset = CloudDataset("train", **(SETTINGS | {"url": url, "dask": dask}))
     with pytest.raises(UserError, match=r"salinity/c/0/0/0 is missing"):
-        dataset[0]
+        CloudDataset("train", **(SETTINGS | {"url": url, "dask": dask}))[0]
 
 
 def test_a_cache_on_the_local_disk_needs_no_server(proxy, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""The one kind of error that a user can put right."""
+"""How a run ends early: with one line for a known error, or with a saved step at a signal."""
 
 import signal
 import sys
@@ -12,12 +12,29 @@ class UserError(Exception):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the program with one line on stderr and code 1 for an error, with 130 for Ctrl-C."""
+    """End the program with one line on stderr and exit code 1 for an error that a user can mend."""
     try:
         yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:  # a file that is not there, a disk that is full
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
+    except (UserError, OSError) as error:  # OSError: a file that is missing, a disk that is full
+        # A loader's worker puts its traceback before the message.
+        sys.exit(f"error: {' '.join(str(error).rpartition('UserError: ')[2].split())}")
+    except KeyboardInterrupt:  # Ctrl-C before the training has begun, or a second one
         sys.exit(128 + signal.SIGINT)
+
+
+class GracefulInterrupt:
+    """Turns Ctrl-C and SIGTERM into a number that the training looks at between two steps."""
+
+    # KeyboardInterrupt may arrive in the middle of optimizer.step(), when half of the weights are
+    # new. With a flag the step is finished and saved, and then the run ends.
+    def __init__(self) -> None:
+        self.signal_number = 0  # until a signal arrives
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle)
+
+    def handle(self, number: int, frame: object) -> None:
+        # A second Ctrl-C ends the run at once. A second SIGTERM does not: `uv run` passes on its
+        # own, so where a cluster sends one to all processes of a job, this one gets two.
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        self.signal_number = number

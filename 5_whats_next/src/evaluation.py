@@ -1,12 +1,9 @@
-"""Validation in physical units, beside three baselines that need no training.
+"""Validation in physical units, and three baselines that need no training."""
 
-A loss says little. An error in kelvin, beside the error of a climatology, says what the model is
-good for.
+# B batch, V variables, T times, H latitudes, W longitudes.
 
-Shapes: B batch, V variables, T times, H latitudes, W longitudes; N points.
-"""
-
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -16,86 +13,64 @@ from tqdm import tqdm
 
 from src.data.pytorch_dataset import FieldDataset
 from src.errors import UserError
-from src.model.pytorch_model import Output
 
 # (x, index, hidden) -> a guess for every element of x, all (B, V, T, H, W)
 Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class SquaredError:
-    """Accumulates squared errors per variable over batches, in float64."""
-
-    def __init__(self, dataset: FieldDataset) -> None:
-        self.dataset = dataset
-        self.total = torch.zeros(len(dataset.variables), dtype=torch.float64)
-        self.count = torch.zeros(len(dataset.variables), dtype=torch.int64)
-
-    def update(self, guess: Tensor, x: Tensor, hidden: Tensor) -> None:
-        """Add the hidden, valid elements of a batch (B, V, T, H, W)."""
-        scored = hidden & ~torch.isnan(x)
-        # To the CPU first: Apple GPUs have no float64.
-        error = torch.where(scored, guess - x, 0.0).cpu().double().square()
-        self.total += error.sum(dim=(0, 2, 3, 4))
-        self.count += scored.sum(dim=(0, 2, 3, 4)).cpu()
-
-    def rmse(self) -> dict[str, float]:
-        """Root mean squared error of each variable, in its own units."""
-        normalised = (self.total / self.count).sqrt().numpy()
-        physical = (normalised * self.dataset.std).tolist()
-        return {
-            f"rmse_{name}": value
-            for name, value in zip(self.dataset.variables, physical, strict=True)
-        }
+def squared_error(guess: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    """Sum and number of the squared errors at hidden, valid elements of each variable: (2, V)."""
+    scored = hidden & ~torch.isnan(x)
+    error = torch.where(scored, guess - x, 0.0).double().square()
+    return torch.stack([values.sum(dim=(0, 2, 3, 4)) for values in (error, scored.double())])
 
 
-def dataset_of(loader: DataLoader) -> FieldDataset:
-    """The loader's dataset, which knows names and units; PyTorch's type for it promises nothing."""
-    assert isinstance(loader.dataset, FieldDataset)
-    return loader.dataset
+def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
+    """The loss (normalised) and each variable's RMSE in its own units, from ``sums`` (2, V).
+
+    Raises UserError for a variable that has no valid value, or one that is not finite.
+    """
+    # Sums divided at the end. Batches differ in how much land they have, and the mean of their
+    # means is not the mean of all values.
+    total, count = sums
+    rmse = (total / count).sqrt() * torch.as_tensor(dataset.std)
+    # A NaN is never below the best loss: the run would go on, and keep an old best checkpoint.
+    if not torch.isfinite(rmse).all():
+        raise UserError(f"validation RMSE {rmse.tolist()} of {list(dataset.variables)}")
+    names = ["val_loss", *(f"rmse_{name}" for name in dataset.variables)]
+    values = torch.stack([total.sum() / count.sum(), *rmse])
+    # float32, because the logging of chapter 1 keeps no more digits.
+    return dict(zip(names, values.float().tolist(), strict=True))
 
 
 @torch.no_grad()
-def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict[str, float]:
-    """Loss and RMSE over all samples of ``loader``, with the masks that belong to them."""
+def evaluate(
+    model: nn.Module, loader: DataLoader, baselines: Mapping[str, Guess]
+) -> dict[str, Tensor]:
+    """The sums of ``squared_error`` over all samples, of the model and of ``baselines``."""
+    batches, device = defaultdict(list), next(model.parameters()).device
     model.eval()
-    error = SquaredError(dataset_of(loader))
-    total, count = 0.0, 0
-    for x, index in loader:
-        x, index = x.to(device), index.to(device)
-        output: Output = model(x, index)
-        total, count = total + output.squared_error.item(), count + int(output.valid_count)
-        error.update(output.prediction, x, output.hidden)
+    # A bar for the baselines, which take some seconds; none in a log file (disable=None).
+    for x, index in tqdm(loader, "scoring", leave=False, disable=None if baselines else True):
+        # Without an epoch, the masks depend on the sample alone: all epochs and runs compare.
+        output = model(x.to(device), index.to(device))
+        # To the CPU: Apple GPUs have no float64, and the baselines run there.
+        prediction, hidden = output.prediction.cpu(), output.hidden.cpu()
+        batches["masked autoencoder"].append(squared_error(prediction, x, hidden))
+        for name, guess in baselines.items():
+            batches[name].append(squared_error(guess(x, index, hidden), x, hidden))
     model.train()
-    scores = {"val_loss": total / max(1, count), **error.rmse()}
-    # A NaN here would never compare as better or worse, and so decide what the best checkpoint is.
-    if not all(np.isfinite(list(scores.values()))):
-        raise UserError(f"validation gave {scores}; is every variable valid somewhere, and finite?")
-    return scores
+    return {name: sum(batches[name], torch.zeros(2, 1)) for name in batches}
 
 
-@torch.no_grad()
-def score_baselines(
-    model: nn.Module, loader: DataLoader, device: torch.device
-) -> dict[str, dict[str, float]]:
-    """RMSE of each baseline and variable on exactly the elements that ``model`` is scored on."""
-    dataset = dataset_of(loader)
-    guesses = baselines(dataset)
-    errors = {name: SquaredError(dataset) for name in guesses}
-    model.eval()
-    for x, index in tqdm(loader, desc="scoring baselines", unit="batch", leave=False):
-        # The baselines run on the CPU; the masks are the same on every device.
-        hidden = model(x.to(device), index.to(device)).hidden.cpu()
-        for name, guess in guesses.items():
-            errors[name].update(guess(x, index, hidden), x, hidden)
-    model.train()
-    return {name: error.rmse() for name, error in errors.items()}
-
-
-def baselines(dataset: FieldDataset) -> dict[str, Guess]:
-    """The baselines by name; without a calendar there is no climatology."""
+def make_baselines(dataset: FieldDataset) -> dict[str, Guess]:
+    """The baselines by name; a dataset without a calendar has no climatology."""
     guesses: dict[str, Guess] = {"inverse distance": inverse_distance, "visible mean": visible_mean}
-    if dataset.climatology(0) is not None:
-        guesses["climatology"] = lambda x, index, hidden: climatology(dataset, index)
+    if climatology := getattr(dataset, "climatology", None):
+        # 0, the training mean, where a place has no value in that calendar month.
+        guesses["climatology"] = lambda x, index, hidden: torch.stack(
+            [climatology(i) for i in index.tolist()]
+        ).nan_to_num()
     return guesses
 
 
@@ -105,36 +80,23 @@ def visible_mean(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
     return visible.nanmean(dim=(2, 3, 4), keepdim=True).nan_to_num().expand_as(x)
 
 
-def climatology(dataset: FieldDataset, index: Tensor) -> Tensor:
-    """The training months' mean for this place and calendar month; 0 where they have no value."""
-    samples = [dataset.climatology(i) for i in index.tolist()]
-    return torch.stack([sample for sample in samples if sample is not None]).nan_to_num()
-
-
-def inverse_distance(
-    x: Tensor, index: Tensor, hidden: Tensor, neighbours: int = 12, month: float = 4.0
-) -> Tensor:
-    """Interpolate the visible points with weights 1 / distance**2 (Shepard 1968).
-
-    A step of one month counts as ``month`` grid points, since a month changes the ocean more than a
-    step of half a degree does.
-    """
+def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
+    """Interpolate the 12 nearest visible points with weights 1 / distance**2 (Shepard 1968)."""
     from scipy.spatial import KDTree  # here, because the first step need not wait for the import
 
-    scale = np.array([month, 1.0, 1.0])
-    guess = torch.zeros_like(x)
-    valid = ~torch.isnan(x)
-    for sample, variable in np.ndindex(x.shape[0], x.shape[1]):
+    # A month counts as four grid points: it changes the ocean more than a step of the grid does.
+    scale = np.array([4.0, 1.0, 1.0])
+    guess, valid = torch.zeros_like(x), ~torch.isnan(x)
+    for sample, variable in np.ndindex(x.shape[:2]):
         field = x[sample, variable].numpy()
         scored = (valid & hidden)[sample, variable].numpy()
-        seen = (valid & ~hidden)[sample, variable].numpy()
-        if not scored.any() or not seen.any():
+        visible = (valid & ~hidden)[sample, variable].numpy()
+        if not scored.any() or not visible.any():
             continue
-        tree = KDTree(np.argwhere(seen) * scale)
-        ranks = np.arange(1, min(neighbours, tree.n) + 1)
-        found = tree.query(np.argwhere(scored) * scale, ranks)
-        distance, nearest = np.asarray(found[0]), np.asarray(found[1])
+        tree = KDTree(np.argwhere(visible) * scale)
+        neighbours = np.arange(1, min(12, tree.n) + 1)
+        distance, nearest = map(np.asarray, tree.query(np.argwhere(scored) * scale, neighbours))
         weight = distance**-2
-        value = (weight * field[seen][nearest]).sum(axis=1) / weight.sum(axis=1)
-        guess[sample, variable][torch.from_numpy(scored)] = torch.from_numpy(value).to(x.dtype)
+        value = (weight * field[visible][nearest]).sum(axis=1) / weight.sum(axis=1)
+        guess[sample, variable][torch.from_numpy(scored)] = torch.from_numpy(value).float()
     return guess

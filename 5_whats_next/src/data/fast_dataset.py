@@ -1,249 +1,181 @@
-"""Chapter 2's samples, to the bit and in the same order, read as fast as the store allows.
+"""CloudDataset's samples, to the bit and in the same order, read as fast as the store allows."""
 
-Chapter 2 reads a window, waits, and reads the next one. Here TensorStore
-(https://google.github.io/tensorstore) reads, and the waiting happens at the same time:
+# TensorStore (https://google.github.io/tensorstore) reads Zarr in C++. Its read() and write()
+# return a future at once; result() waits. So all chunks of several batches are on their way while
+# the model computes, and a chunk that two of their windows touch is asked for once.
 
-- All chunks of a batch are asked for at once, and each of them once, however many windows need it.
-- ``batches_ahead``: the next batches are on their way while the model computes (look_ahead.py),
-  and made ready in a thread.
-- ``packed``: all variables of a chunk lie in one object, so that a window takes fewer requests.
-- ``cache_mb``: decoded chunks stay in memory for the batches that come.
-- ``disk_cache``: objects stay on the local disk, for the epochs and the runs that come.
-
-Shapes: B samples, V variables, T months, H latitudes, W longitudes.
-"""
-
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import tensorstore as ts
 import torch
-import zarr
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import Sampler
 
-from src.data.cloud_errors import CloudError
-from src.data.cloud_store import SILENCE, CheckedStore
-from src.data.disk_cache import CachedSource, CacheFolder
-from src.data.fast_source import Place, Reading, Source, wait_for
-from src.data.fast_store import (
-    count_requests,
-    explain_tensorstore,
-    key_value_store,
-    open_arrays,
-    packed_path,
-    packed_rows,
-    read_context,
-)
-from src.data.netcdf import AXES
-from src.data.opening import STATISTICS, OpeningStore, expected_keys
 from src.data.pytorch_dataset import Split
-from src.data.statistics import normalise
-from src.data.usecase_cloud_dataset import CloudDataset, Opened
+from src.data.s3_server import BUCKET, connect
+from src.data.store import open_fields, open_store
+from src.data.usecase_cloud_dataset import CloudDataset
+from src.errors import UserError
 
-
-class Started(NamedTuple):
-    """A batch that was asked for."""
-
-    values: np.ndarray  # (B, V, T, H, W)
-    targets: list[np.ndarray]  # parts of it, and
-    reading: Reading  # what will come into them
+# A request that has been silent for so long is tried again; without these two, never.
+os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "5")
+os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
+RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "5s"}
 
 
 class FastDataset(CloudDataset):
-    """Windows of the variables of a Zarr store, read a batch at a time.
+    """Windows of a Zarr 3 store, a batch at a time, several batches ahead of the training.
 
     Args:
-        split: which months the windows come from.
-        url: the store, as for CloudDataset, whose arguments these are but for the last four.
-        variables: which of the store's variables; null takes all, in order of the alphabet.
-        window: months, latitudes and longitudes of a sample.
-        train_stride: steps between neighbouring training windows.
-        val_stride: the same for validation.
-        train_months: first month and first month after the end of the training period.
-        val_months: the same for validation; at least one window away from the training months.
-        wrap_longitude: the grid goes round the globe, so windows may cross its edge.
-        region: south, north, west, east that the windows lie between, in degrees; null: everywhere.
-        statistics_url: where the statistics are, if not in the store.
-        anonymous: ask for public data without credentials.
-        patience: seconds to go on trying when a request fails.
-        batches_ahead: batches that are read while the model computes; 0 reads when asked.
-        concurrency: requests in flight at the same time.
-        cache_mb: megabytes of decoded chunks that stay in memory, in each process.
-        packed: read a copy that holds all variables together, which pack_store.py makes: true or
-            its name.
-        disk_cache: folder on a local disk that keeps what was read, for the next epoch or run.
-        disk_cache_gb: how much it may hold; what was not used for longest goes first.
+        batches_ahead: batches that are on their way while the model computes.
+        concurrency: requests that are on their way at the same time.
+        cache_mb: megabytes of decoded chunks that stay in memory.
+        packed: read the copy with all variables in each chunk, which build_store.py pack makes.
+        settings: those of CloudDataset.
     """
 
     def __init__(
         self,
         split: Split,
-        url: str = "s3://embedded/ocean.zarr",
-        variables: list[str] | None = None,
-        window: tuple[int, int, int] = (12, 16, 32),
-        train_stride: tuple[int, int, int] = (1, 1, 10),
-        val_stride: tuple[int, int, int] = (12, 2, 16),
-        train_months: tuple[int, int] = (0, 30),
-        val_months: tuple[int, int] = (42, 54),
-        wrap_longitude: bool = True,
-        region: tuple[float, float, float, float] | None = None,
-        statistics_url: str | None = None,
-        anonymous: bool = False,
-        patience: float = 60.0,
-        batches_ahead: int = 4,
-        concurrency: int = 64,
-        cache_mb: float = 0.0,
-        packed: bool | str = False,
-        disk_cache: str | None = None,
-        disk_cache_gb: float = 10.0,
+        batches_ahead: NonNegativeInt = 16,
+        concurrency: PositiveInt = 256,
+        cache_mb: NonNegativeFloat = 0.0,
+        packed: bool = False,
+        **settings: Any,
     ) -> None:
-        if batches_ahead < 0 or concurrency < 1 or cache_mb < 0 or disk_cache_gb <= 0:
-            raise CloudError(
-                f"data.dataset: batches_ahead {batches_ahead}, concurrency {concurrency}, cache_mb "
-                f"{cache_mb:g}, disk_cache_gb {disk_cache_gb:g}; allowed: from 0, from 1, from 0, "
-                "above 0"
-            )
+        super().__init__(split, **settings)
         self.batches_ahead, self.concurrency = batches_ahead, concurrency
         self.cache_mb, self.packed = cache_mb, packed
-        self.disk_cache, self.disk_cache_gb = disk_cache, disk_cache_gb
-        self._opening: dict[str, OpeningStore] = {}
-        self._source: Source | None = None
-        self._pending: dict[tuple[int, ...], Future[np.ndarray]] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        super().__init__(
-            split,
-            url=url,
-            variables=variables,
-            window=window,
-            train_stride=train_stride,
-            val_stride=val_stride,
-            train_months=train_months,
-            val_months=val_months,
-            wrap_longitude=wrap_longitude,
-            region=region,
-            statistics_url=statistics_url,
-            anonymous=anonymous,
-            patience=patience,
-        )
+        self.coming: dict[tuple[int, ...], tuple[np.ndarray, list[ts.WriteFutures]]] = {}
+        self.opened: ts.TensorStore | None = None
+        # Seconds of waiting for the store, and of decoding and copying; of all workers.
+        self.seconds = torch.zeros(2, dtype=torch.float64).share_memory_()
+        # xarray applies these when it reads, and TensorStore does not.
+        for name in self.variables:
+            encoding = self.lazy_fields[name].encoding
+            fills = [encoding.get(key, math.nan) for key in ("_FillValue", "missing_value")]
+            is_plain = encoding["dtype"] == np.float32 and all(map(math.isnan, fills))
+            if encoding.keys() & {"scale_factor", "add_offset"} or not is_plain:
+                raise UserError(f"{self.url}: {name} is stored in another form; use CloudDataset")
+        self.arrays, self.order = self.variables, list(range(len(self.variables)))
+        self.chunk = (1, *self.lazy_fields[self.variables[0]].encoding["chunks"])
+        if packed:
+            store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
+            copy = open_fields(store, consolidated=True)
+            self.arrays, self.chunk = ["packed/fields"], copy["fields"].encoding["chunks"]
+            self.order = [copy.attrs["variables"].index(name) for name in self.variables]
 
+    # For a loader's worker, which opens the store for itself.
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {
-            "_opening": {},
-            "_source": None,
-            "_pending": {},
-            "_pool": None,
-        }
-
-    def store(self, url: str, **settings: Any) -> CheckedStore:
-        """Opened in a few round trips; see opening.py."""
-        names = [packed_path(self.packed)] if self.packed else self.wanted or []
-        own = url == self.url
-        months = self.train_months if url == self.statistics_url else None
-        expected = expected_keys(names if own else [], months, AXES if own else [])
-        self._opening[url] = OpeningStore(super().store(url, **settings), expected)
-        return self._opening[url]
+        return self.__dict__ | {"coming": {}, "opened": None}
 
     @property
-    def opened(self) -> Opened:
-        """The store, and what TensorStore reads of it; each process opens them for itself."""
-        if self._opened is None:
-            try:
-                found = super().opened
-                _ = [found.statistics[name].values for name in STATISTICS]  # read together as well
-                self._source = self.open_source([str(name) for name in found.fields.data_vars])
-            except BaseException:
-                self._opened = None
-                raise
-            finally:
-                while self._opening:
-                    self._opening.popitem()[1].finish()
-        return super().opened  # refuses to be used in a fork
-
-    @property
-    def source(self) -> Source:
-        """Where parts of the fields (V, T, H, W) come from."""
-        _ = self.opened
-        assert self._source
-        return self._source
-
-    def open_source(self, variables: Sequence[str]) -> Source:
-        """Raises CloudError for a store that this reader cannot read."""
-        group = zarr.open_group(self._opening[self.url], mode="r")
-        context = read_context(self.concurrency, self.cache_mb, self.patience)
-        place = key_value_store(f"{self.url}/", self.anonymous)
-        names = [packed_path(self.packed)] if self.packed else variables
-        arrays = open_arrays(group, names, place, context, self.url)
-        rows = packed_rows(group[names[0]], variables, self.url) if self.packed else None
-        source = Source(arrays, rows)
-        if self.disk_cache:
-            folder = CacheFolder(Path(self.disk_cache), self.disk_cache_gb * 1e9)
-            patience, threads = self.patience + SILENCE, self.batches_ahead + 1
-            source = CachedSource(source, self.url, folder, patience, threads)
-        self.count(source)
-        return source
+    def array(self) -> ts.TensorStore:
+        """The fields (V, T, H, W), and after the last column the first ones again."""
+        if self.opened is None:
+            context = ts.Context(
+                {
+                    "cache_pool": {"total_bytes_limit": int(self.cache_mb * 1e6)},
+                    "s3_request_concurrency": {"limit": self.concurrency},
+                    "s3_request_retries": RETRIES,
+                }
+            )
+            specs = [spec(self.url, name, self.anonymous) for name in self.arrays]
+            opening = [ts.open(one, read=True, context=context) for one in specs]
+            arrays = [self.result(array) for array in opening]
+            fields = (arrays[0] if self.packed else ts.stack(arrays))[self.order]
+            # The globe is round: a window across the edge is a plain slice of this.
+            self.opened = ts.concat([fields, fields[..., : self.window[2]]], axis=3)
+        return self.opened
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Start to read a batch that will be asked for."""
-        if tuple(indices) not in self._pending:
-            _ = self.opened  # not in a thread: warnings' filters, which opening sets, are for all
-            self._pool = self._pool or ThreadPoolExecutor(self.batches_ahead + 1)
-            self._pending[tuple(indices)] = self._pool.submit(self.load, indices)
-
-    def forget(self) -> None:
-        """Nobody will ask for what was to come."""
-        self._pending.clear()
-
-    def load(self, indices: Sequence[int]) -> np.ndarray:
-        """The normalised values (B, V, T, H, W) of a batch, as soon as all of it has come."""
-        values, targets, reading = self.start(indices)
-        for target, part in zip(targets, self.result_of(reading), strict=True):
-            target[...] = normalise(part, self.mean, self.std)
-        return values
-
-    def start(self, indices: Sequence[int]) -> Started:
-        """Ask for all parts of a batch, without waiting."""
-        values = np.empty((len(indices), len(self.variables), *self.window), np.float32)
-        targets, places = [], []
-        for sample, index in zip(values, indices, strict=True):
-            for columns, place in self.parts(self.slices(index, self.opened.origin)):
-                targets.append(sample[..., columns])
-                places.append(place)
-        return Started(values, targets, self.source.read(places))
-
-    def parts(self, place: Place) -> list[tuple[slice, Place]]:
-        """The one or two parts, with the columns that they fill, of a place round the globe."""
-        t, y, x = place
-        edge = self.opened.origin[2] + self.opened.fields.sizes["lon"]
-        if x.stop <= edge:
-            return [(slice(None), place)]
-        inside = edge - x.start
-        return [  # round the globe, where the region begins at 0
-            (slice(0, inside), (t, y, slice(x.start, edge))),
-            (slice(inside, None), (t, y, slice(0, x.stop - edge))),
-        ]
+        """Ask for all chunks of a batch, and do not wait."""
+        if tuple(indices) not in self.coming:
+            shape = (len(indices), len(self.variables), *self.window)
+            values = np.empty(shape, np.float32)
+            # Into the place where the batch needs it: a result of read() would be copied again.
+            futures = [
+                ts.array(target, copy=False, write=True).write(
+                    self.array[(slice(None), *self.slices(index))].translate_to[0]
+                )
+                for target, index in zip(values, indices, strict=True)
+            ]
+            self.coming[tuple(indices)] = values, futures
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        start, computed = time.perf_counter(), time.process_time()
         self.prefetch(indices)  # unless it was
-        try:
-            values = self._pending.pop(tuple(indices)).result()
-        except CloudError:
-            self.forget()
-            raise
-        return [(torch.from_numpy(x), index) for x, index in zip(values, indices, strict=True)]
+        values, futures = self.coming.pop(tuple(indices))
+        for future in futures:
+            self.result(future)
+        # What TensorStore's threads compute meanwhile is decoding, and no wait for the store.
+        waited = time.perf_counter() - start
+        here = min(waited, (time.process_time() - computed) / (os.cpu_count() or 1))
+        self.seconds += torch.tensor([waited - here, here])
+        np.subtract(values, self.mean[:, None, None, None], out=values)
+        np.divide(values, self.std[:, None, None, None], out=values)
+        return [(torch.from_numpy(x), i) for x, i in zip(values, indices, strict=True)]
 
-    def result_of(self, reading: Reading) -> list[np.ndarray]:
-        """Its parts. Raises CloudError if they do not come."""
+    def result(self, future: Any) -> Any:
+        """What was asked for. Raises UserError for a chunk that is missing, or that never comes."""
         try:
-            return wait_for(reading, self.patience + SILENCE)
-        except (ValueError, TimeoutError) as error:
-            raise CloudError(f"{self.url}: {explain_tensorstore(error, self.url)}") from error
-        finally:
-            self.count(self.source)
+            return future.result(timeout=self.patience)
+        except TimeoutError as error:
+            raise UserError(f"{self.url}: no answer in {self.patience:g} s") from error
+        except ValueError as error:
+            raise UserError(f"{self.url}: {str(error).partition(' [')[0]}") from error
 
-    def count(self, source: Source) -> None:
-        """Add this process's requests to its row of the counters."""
-        worker = get_worker_info()
-        count_requests(self.counts[1 + worker.id if worker else 0].numpy(), source.driver)
+
+def spec(url: str, name: str, anonymous: bool) -> dict[str, Any]:
+    """TensorStore's description of an array: where it is, and that a missing chunk is an error."""
+    parts = urlsplit(url)
+    drivers = {"": "file", "s3": "s3", "gs": "gcs"}
+    if parts.scheme not in drivers:
+        raise UserError(f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset")
+    folder = f"{Path(url).absolute()}/{name}/"
+    place: dict[str, Any] = {"driver": drivers[parts.scheme], "path": folder}
+    if parts.scheme:
+        place |= {"bucket": parts.netloc, "path": f"{parts.path[1:]}/{name}/"}
+    if parts.scheme == "s3":
+        endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        if parts.netloc == BUCKET:
+            os.environ |= connect()  # from where TensorStore takes the keys
+            endpoint = os.environ.get("EMBEDDED_S3_ENDPOINT") or os.environ["AWS_ENDPOINT_URL"]
+        if endpoint:
+            place |= {"endpoint": endpoint, "aws_region": "us-east-1"}
+        place["aws_credentials"] = {"type": "anonymous" if anonymous else "environment"}
+    return {
+        "driver": "zarr3",
+        "kvstore": place,
+        "fill_missing_data_reads": False,
+        "recheck_cached_data": False,  # nobody changes a store while it is read
+    }
+
+
+class LookAhead(Sampler[list[int]]):
+    """The batches of another sampler; the dataset hears of each of them some batches before."""
+
+    def __init__(self, batches: Iterable[list[int]], dataset: Any) -> None:
+        self.batches, self.dataset = batches, dataset
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.dataset.coming.clear()  # the last epoch may have been left early
+        coming: deque[list[int]] = deque()
+        for batch in self.batches:
+            self.dataset.prefetch(batch)
+            coming.append(batch)
+            if len(coming) > self.dataset.batches_ahead:
+                yield coming.popleft()
+        yield from coming
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # a Sampler need not have a length

@@ -1,171 +1,90 @@
-"""The data of chapter 0 as a LightningDataModule: the same batches, shared out among the ranks."""
+"""The batches of chapter 0, shared out among the ranks: together they train on what one would."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from src.data.guarded_batches import GuardedBatches, InterruptibleLoader
-from src.data.lightning_sampler import EvaluationSlice
-from src.data.loader_settings import StartMethod, worker_settings
-from src.data.look_ahead import batches_of, look_ahead
-from src.data.orders import order_of
-from src.data.pytorch_dataset import FieldDataset, Split
+from src.data.loaders import Loaders, TrainBatches
+from src.data.timed_loader import TimedLoader
 from src.errors import UserError
-from src.lightning_ranks import seed_of_rank, shared_fate
-from src.reproducibility import worker_init_fn
+
+
+@dataclass(eq=False)
+class RankBatches(TrainBatches):
+    """This rank's part of each batch: samples rank, rank + world_size, ... of it."""
+
+    # DistributedSampler does this too, but cannot begin inside an epoch, after a resume.
+    rank: int
+    world_size: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in super().__iter__():
+            yield batch[self.rank :: self.world_size]
+
+
+class ResumableLoader(TimedLoader):
+    """A loader without a state of its own, because RankBatches asks the Trainer for the step."""
+
+    # Lightning looks for these two, and warns on a resume if they are missing.
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class RankLoaders(Loaders):
+    """Chapter 0's loaders with the samples of one rank; batch_size counts those of all ranks."""
+
+    def __init__(self, rank: int, world_size: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.rank, self.world_size = rank, world_size
+        if self.batch_size % world_size:
+            raise UserError(f"data.batch_size: {self.batch_size} is no multiple of {world_size}")
+
+    def train_loader(self, step: Callable[[], int]) -> DataLoader:
+        ranks = self.whole_batches(step) | {"rank": self.rank, "world_size": self.world_size}
+        batches = self.ahead(RankBatches(**ranks))
+        settings = {"batch_sampler": batches, **self.settings(self.rank)}
+        return ResumableLoader(self.train_set, self.batch_size // self.world_size, **settings)
+
+    def val_loader(self) -> DataLoader:
+        """Each validation sample on one rank, none twice."""
+        # A validation step has no collective, so the ranks need not have equally many batches.
+        samples = Subset(self.val_set, range(self.rank, len(self.val_set), self.world_size))
+        size = 2 * self.batch_size // self.world_size
+        return DataLoader(samples, batch_size=size, **self.settings(self.rank))
 
 
 class FieldDataModule(L.LightningDataModule):
-    """Training and validation samples of a FieldDataset.
+    """Training and validation samples of a FieldDataset."""
 
-    Lightning calls ``prepare_data`` on one process per machine, lets the others wait, and then
-    calls ``setup`` on all of them. There is no test split: the ocean data are too short for a third
-    part with gaps. ``test`` and ``predict`` use the validation samples.
-
-    Args:
-        dataset: OceanDataset, DummyDataset, CIFAR10Dataset, or the import path of your own.
-        batch_size: samples in one optimiser step, all devices together.
-        num_workers: processes that load data beside each training process; 0 means itself.
-        pin_memory: page-locked memory, for faster copies to a GPU.
-        persistent_workers: keep them from one epoch to the next.
-        prefetch_factor: batches that each of them has ready, or is loading.
-        multiprocessing_context: how workers start; fork hangs once a store is open.
-        seed: seed of the order of the samples.
-    """
-
-    train_set: FieldDataset
-    val_set: FieldDataset
-
-    def __init__(
-        self,
-        dataset: Callable[[Split], FieldDataset],
-        batch_size: int = 16,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        multiprocessing_context: StartMethod = "forkserver",
-        seed: int = 0,
-    ) -> None:
+    # The seed is that of the samples' order; the other settings are those of Loaders.
+    def __init__(self, seed: int = 0, **settings: Any) -> None:
         super().__init__()
-        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
-        self.num_workers, self.pin_memory = num_workers, pin_memory
-        self.worker_settings = worker_settings(
-            num_workers, persistent_workers, prefetch_factor, multiprocessing_context
-        )
-        self.failure: UserError | None = None
+        self.seed = seed
+        self.settings = settings  # on a line of its own: jsonargparse follows it to Loaders
 
+    # Downloads, on one process of each machine. Set nothing here: the others would not see it.
     def prepare_data(self) -> None:
-        """Download what is missing, once per machine.
+        Loaders(**self.settings)
 
-        Building a dataset downloads, so this builds one and throws it away: an attribute that is
-        set here exists on rank 0 only. A failure is kept for ``setup``. Raised here it would end
-        this process, and leave the others at the barrier.
-        """
-        try:
-            self.dataset("train")
-        except UserError as error:
-            self.failure = error
-
+    # Builds the datasets, on every rank.
     def setup(self, stage: str) -> None:
-        """Build the datasets, on every rank. Raises SharedError, on all ranks, if one fails."""
-        with shared_fate():  # on its own: without the file the other ranks would download, too
-            if self.failure:
-                raise self.failure
-        with shared_fate():
-            self.train_set, self.val_set = self.dataset("train"), self.dataset("val")
-            self.check_batch_size()
-
-    def check_batch_size(self) -> None:
-        """Raise UserError if the devices or the samples cannot share ``batch_size``."""
-        size, devices, samples = self.batch_size, self.world_size, len(self.train_set)
-        if size < 1 or size % devices:
-            raise UserError(
-                f"data.batch_size: {size} samples cannot be shared by {devices} devices; "
-                f"allowed: multiples of {devices}"
-            )
-        if size > samples:
-            raise UserError(
-                f"data.batch_size: {size} does not fit the {samples} training samples; "
-                f"allowed: 1 to {samples}"
-            )
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes, each with one device."""
-        return self.trainer.world_size if self.trainer else 1
-
-    @property
-    def rank(self) -> int:
-        """Number of this process."""
-        return self.trainer.global_rank if self.trainer else 0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimiser steps; it does not depend on the number of devices."""
-        return len(self.train_set) // self.batch_size
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        self.loaders = RankLoaders(rank, world_size, seed=self.seed, **self.settings)
+        self.train_set, self.val_set = self.loaders.train_set, self.loaders.val_set
+        # Both are the same for any number of devices.
+        self.batch_size = self.loaders.batch_size
+        self.steps_per_epoch = self.loaders.steps_per_epoch
 
     def train_dataloader(self) -> DataLoader:
-        self.guard = GuardedBatches(
-            len(self.train_set),
-            self.seed,
-            self.batch_size,
-            self.rank,
-            self.world_size,
-            step=lambda: self.trainer.global_step if self.trainer else 0,
-            order=order_of(self.train_set),
-        )
-        batches = look_ahead(self.guard, self.train_set, self.num_workers)
-        settings = self.new_loader.keywords
-        return InterruptibleLoader(self.train_set, batch_sampler=batches, **settings)
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Compare a training batch with what its step asks for; Lightning calls this."""
-        if self.trainer and self.trainer.training and len(batch):
-            self.guard.check(batch[1], self.trainer.global_step)
-        return batch
+        return self.loaders.train_loader(lambda: self.trainer.global_step)
 
     def val_dataloader(self) -> DataLoader:
-        own, size = self.own_samples()
-        batches = batches_of(own, size, self.val_set, self.num_workers, drop_last=False)
-        return self.new_loader(self.val_set, **batches)
+        return self.loaders.val_loader()
 
-    def own_samples(self) -> tuple[EvaluationSlice, int]:
-        """This rank's part of the validation samples, and how many of them make a batch."""
-        own = EvaluationSlice(len(self.val_set), self.rank, self.world_size)
-        return own, min(max(1, 2 * self.batch_size // self.world_size), len(own))
-
-    def test_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
-        # Not ahead: Lightning warns of a sampler of batches here, since it may leave some out.
-        own, size = self.own_samples()
-        return self.new_loader(self.val_set, batch_size=size, sampler=own)
-
-    @property
-    def new_loader(self) -> partial[DataLoader]:
-        """DataLoader with the settings that all loaders share."""
-        return partial(
-            DataLoader,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            **self.worker_settings,
-            worker_init_fn=worker_init_fn,
-            # With the same seed on all ranks, worker 0 of rank 1 would repeat worker 0 of rank 0.
-            generator=torch.Generator().manual_seed(seed_of_rank(self.seed, self.rank)),
-        )
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What decides the batches; a checkpoint keeps it, and a resumed run compares it."""
-        return {
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "training samples": len(self.train_set),
-            "sample_shape": list(self.train_set.sample_shape),
-            "mean": [float(mean) for mean in self.train_set.mean],
-        }
+    test_dataloader = predict_dataloader = val_dataloader

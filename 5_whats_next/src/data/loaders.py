@@ -1,91 +1,132 @@
-"""DataLoaders for training and validation."""
+"""Which samples are in which batch, and the DataLoaders that load them."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing import forkserver
+from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch.utils.data import DataLoader, Sampler
 
-from src.data.loader_settings import StartMethod, worker_settings
-from src.data.look_ahead import batches_of
-from src.data.orders import OrderSampler
+from src.data.fast_dataset import FastDataset, LookAhead
 from src.data.pytorch_dataset import FieldDataset, Split
-from src.data.sampler import EpochSampler
+from src.data.timed_loader import TimedLoader
 from src.errors import UserError
+from src.model.masking import hash32
 from src.reproducibility import worker_init_fn
 
 
-@dataclass
+# RandomSampler draws from one generator, so its order of epoch 7 depends on epochs 0 to 6 having
+# been drawn before it: a resumed run would have to draw them again.
+def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
+    """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
+    # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
+    mixed = hash32(hash32(torch.tensor(seed)) + epoch)
+    generator = torch.Generator().manual_seed(int(mixed))
+    return torch.randperm(num_samples, generator=generator).tolist()
+
+
+@dataclass(eq=False)
+class TrainBatches(Sampler[list[int]]):
+    """The batches of an epoch that are left after ``step()`` optimiser steps."""
+
+    num_samples: int
+    batch_size: int  # samples that are left at the end of an epoch, and fill no batch, are skipped
+    seed: int
+    # A function and not a number: one loader serves all epochs, and a resumed run begins in one.
+    step: Callable[[], int]
+    order: Callable[[int, int, int], list[int]]  # epoch_order, or another one of the dataset
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, done = divmod(self.step(), len(self))
+        order = self.order(self.num_samples, self.seed, epoch)
+        for number in range(done, len(self)):
+            yield order[number * self.batch_size : (number + 1) * self.batch_size]
+
+    # Steps of a whole epoch, also if the next one begins in the middle.
+    def __len__(self) -> int:
+        return self.num_samples // self.batch_size
+
+
+# A terminal and a cluster signal all processes, and a worker is deaf only from worker_init_fn on.
+# One that still imports torch would end, and with it the training, without a checkpoint.
+def start_forkserver() -> None:
+    """Start the process that workers are copies of, so that they inherit to ignore signals."""
+    handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    forkserver.ensure_running()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 class Loaders:
-    """The two loaders, their datasets, and the sampler that says where the training starts."""
-
-    train: DataLoader
-    val: DataLoader
-    train_set: FieldDataset
-    val_set: FieldDataset
-    sampler: EpochSampler
-    steps_per_epoch: int
-
-    def __enter__(self) -> "Loaders":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """End the workers now.
-
-        Left to the garbage collector they end late, and may take five seconds each. A DataLoader
-        keeps persistent workers in this attribute, and offers no other way to let go of them.
-        """
-        self.train._iterator = self.val._iterator = None
-
-
-def make_loaders(
-    dataset: Callable[[Split], FieldDataset],
-    batch_size: int = 16,
-    num_workers: int = 0,
-    pin_memory: bool = False,
-    persistent_workers: bool = True,
-    prefetch_factor: int = 2,
-    multiprocessing_context: StartMethod = "forkserver",
-    seed: int = 0,
-) -> Loaders:
-    """Build the training and the validation loader.
+    """The training and validation samples, and the loaders for them.
 
     Args:
-        dataset: OceanDataset, DummyDataset, CIFAR10Dataset, or the import path of your own.
+        dataset: FastDataset, CloudDataset, OceanDataset, DummyDataset, or your own's path.
         batch_size: samples in one optimiser step.
-        num_workers: processes that load data beside the training; 0 loads in the training process.
-        pin_memory: page-locked memory, for faster copies to a GPU.
-        persistent_workers: keep them from one epoch to the next.
-        prefetch_factor: batches that each of them has ready, or is loading.
+        num_workers: processes that load data for each training process; 0 loads in it.
+        prefetch_factor: batches that each worker loads ahead.
         multiprocessing_context: how workers start; fork hangs once a store is open.
         seed: seed of the order of the samples.
     """
-    train_set, val_set = dataset("train"), dataset("val")
-    if batch_size > len(train_set):
-        raise UserError(
-            f"data.batch_size: {batch_size} does not fit the {len(train_set)} training samples; "
-            f"allowed: 1 to {len(train_set)}"
-        )
-    sampler = OrderSampler(train_set, seed)
-    new_loader: Callable[..., DataLoader] = partial(
-        DataLoader,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        **worker_settings(
-            num_workers, persistent_workers, prefetch_factor, multiprocessing_context
-        ),
-        worker_init_fn=worker_init_fn,
-        # The workers' seeds come from here. Without it they come from torch's global generator, and
-        # depend on all that drew from it before, the model's initial weights included.
-        generator=torch.Generator().manual_seed(seed),
-    )
-    # drop_last: all steps average over the same number of samples, none is noisier than the others.
-    train = new_loader(
-        train_set, **batches_of(sampler, batch_size, train_set, num_workers, drop_last=True)
-    )
-    in_order, val_size = SequentialSampler(val_set), min(2 * batch_size, len(val_set))
-    val = new_loader(
-        val_set, **batches_of(in_order, val_size, val_set, num_workers, drop_last=False)
-    )
-    return Loaders(train, val, train_set, val_set, sampler, len(train_set) // batch_size)
+
+    def __init__(
+        self,
+        dataset: Callable[[Split], FieldDataset] = FastDataset,
+        batch_size: PositiveInt = 16,
+        num_workers: NonNegativeInt = 0,
+        prefetch_factor: PositiveInt = 2,
+        multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver",
+        seed: int = 0,
+    ) -> None:
+        self.train_set, self.val_set = dataset("train"), dataset("val")
+        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        # PyTorch takes these two only if there are workers.
+        self.worker_settings: dict[str, Any] = {
+            "prefetch_factor": prefetch_factor,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        if num_workers:
+            start_forkserver()
+        self.steps_per_epoch = len(self.train_set) // batch_size
+        if not self.steps_per_epoch or not len(self.val_set):  # would train on nothing, silently
+            counts = f"{len(self.train_set)} to train and {len(self.val_set)} to validate"
+            raise UserError(f"data.batch_size: {batch_size} with {counts}")
+
+    def train_loader(self, step: Callable[[], int]) -> DataLoader:
+        """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""
+        batches = self.ahead(TrainBatches(**self.whole_batches(step)))
+        settings = {"batch_sampler": batches, **self.settings()}
+        return TimedLoader(self.train_set, self.batch_size, **settings)
+
+    def whole_batches(self, step: Callable[[], int]) -> dict[str, Any]:
+        """What TrainBatches has to know; a dataset may have an order of its own."""
+        order = getattr(self.train_set, "epoch_order", epoch_order)
+        known = {"num_samples": len(self.train_set), "batch_size": self.batch_size}
+        return known | {"seed": self.seed, "step": step, "order": order}
+
+    def ahead(self, batches: Sampler[list[int]]) -> Sampler[list[int]]:
+        """The same batches, announced to a dataset that can use it; workers load ahead anyway."""
+        if isinstance(self.train_set, FastDataset) and not self.num_workers:
+            return LookAhead(batches, self.train_set)
+        return batches
+
+    def val_loader(self) -> DataLoader:
+        """All validation samples, in their order."""
+        return DataLoader(self.val_set, 2 * self.batch_size, **self.settings())
+
+    def settings(self, rank: int = 0) -> dict[str, Any]:
+        """What all loaders have in common; chapter 1 has several training processes (ranks)."""
+        return {
+            "num_workers": self.num_workers,
+            **(self.worker_settings if self.num_workers else {}),
+            # Starting a worker takes longer than a short epoch, so they stay for the next one.
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": torch.cuda.is_available(),  # copies to a GPU are faster then
+            "worker_init_fn": worker_init_fn,
+            # The workers' seeds come from here. Without it they come from torch's global generator,
+            # and depend on all that drew from it before, the model's initial weights included.
+            "generator": torch.Generator().manual_seed(self.seed + 1000 * rank),
+        }

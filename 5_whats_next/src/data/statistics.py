@@ -1,62 +1,58 @@
-"""Statistics of the training months, and the rule that keeps the validation months out of them.
+"""Statistics of fields that do not fit into memory, with dask; kept in the store, with the data."""
 
-Shapes: V variables, T months, H latitudes, W longitudes.
-"""
-
-from collections.abc import Sequence
+import warnings
 
 import numpy as np
+import xarray as xr
+from tqdm.dask import TqdmCallback
 
+from src.data.pytorch_dataset import Months
+from src.data.store import AXES, CheckedStore, open_fields
 from src.errors import UserError
 
-
-def check_months(
-    num_months: int, window: int, train_months: tuple[int, int], val_months: tuple[int, int]
-) -> None:
-    """Both periods lie inside the data, and at least one window apart."""
-    for key, (start, end) in (("train_months", train_months), ("val_months", val_months)):
-        if not 0 <= start < end <= num_months:
-            raise UserError(
-                f"data.dataset.{key}: [{start}, {end}] is not a period within the {num_months} "
-                "months of the data"
-            )
-    gap = max(val_months[0] - train_months[1], train_months[0] - val_months[1])
-    if gap < window:
-        raise UserError(
-            f"data.dataset.val_months: {list(val_months)} is {max(gap, 0)} months away from "
-            f"train_months {list(train_months)}; allowed: at least one window, {window} months"
-        )
+# Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the bucket.
+# https://github.com/zarr-developers/zarr-python/pull/2556
+warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
 
 
-def check_counts(least: int = 1, **counts: int) -> None:
-    """Raise UserError for a number of samples below ``least``."""
-    for key, count in counts.items():
-        if count < least:
-            raise UserError(f"data.dataset.{key}: {count} is too small; allowed: {least} and more")
+def statistics_url(url: str, train_months: Months) -> str:
+    """Where they are. The period is part of the name: others would know the validation months."""
+    return f"{url}/statistics/{train_months[0]}-{train_months[1]}"
 
 
-def valid_statistics(values: np.ndarray, variables: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (V,) over the valid elements of ``values`` (V, ...)."""
-    for name, field in zip(variables, values, strict=True):
-        if np.nanmin(field, initial=np.inf) >= np.nanmax(field, initial=-np.inf):
-            raise UserError(
-                f"data.dataset: {name} has no valid value in the training months, or only one"
-            )
-    # float64: a float32 sum over millions of temperatures near 300 K loses the digits that matter.
-    flat = values.reshape(len(values), -1).astype(np.float64)
-    return np.nanmean(flat, axis=1).astype(np.float32), np.nanstd(flat, axis=1).astype(np.float32)
+def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
+    """Of dask arrays over (time, lat, lon), block by block.
 
-
-def normalise(values: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Mean 0 and standard deviation 1 for each variable of ``values`` (V, T, H, W)."""
-    return (values - mean[:, None, None, None]) / std[:, None, None, None]
-
-
-def monthly_climatology(fields: np.ndarray, calendar_month: np.ndarray) -> np.ndarray:
-    """Mean of each calendar month: (V, 12, H, W) from ``fields`` (V, T, H, W).
-
-    A calendar month that the training period lacks gets the mean of the others.
+    Returns mean, std (V,), climatology (V, 12, H, W) of the training months, has_values (V, T): any
+    in this month? Raises UserError for a variable that is the same everywhere, or nowhere.
     """
-    months = [fields[:, calendar_month == month] for month in range(12)]
-    overall = fields.mean(axis=1)
-    return np.stack([month.mean(axis=1) if month.shape[1] else overall for month in months], axis=1)
+    results = []
+    for name, values in fields.astype("float32").items():  # all at once: gigabytes of dask's tasks
+        train = values.isel(time=slice(*train_months))
+        wide = train.astype("float64")  # as in memory: see statistics() in pytorch_dataset.py
+        monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
+        lazy = {
+            "mean": wide.mean(AXES).astype("float32"),
+            "std": wide.std(AXES).astype("float32"),
+            "climatology": monthly.transpose("month", "lat", "lon"),
+            "has_values": values.notnull().any(("lat", "lon")),
+        }
+        with TqdmCallback(desc=f"statistics of {name}", unit="task", disable=None):
+            results.append(xr.Dataset(lazy).compute().reset_coords(drop=True).drop_vars("time"))
+    result = xr.concat(results, "variable")
+    std = result["std"].values
+    if not (np.isfinite(std) & (std > 0)).all():
+        raise UserError(f"standard deviation {std} of {list(fields)}: there is nothing to learn")
+    return result.assign_attrs(variables=list(fields))
+
+
+def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
+    """Those of the variables, in their order. Raises UserError if there are none."""
+    try:
+        # Consolidated metadata are written last: without them, the statistics are not finished.
+        statistics = open_fields(store, consolidated=True)
+        order = [statistics.attrs["variables"].index(name) for name in names]
+    except (UserError, ValueError) as error:
+        text = f"no statistics of {names}; make them with build_store.py statistics"
+        raise UserError(f"{store.url}: {text}") from error
+    return statistics.isel(variable=order)

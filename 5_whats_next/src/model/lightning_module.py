@@ -1,290 +1,167 @@
-"""The masked autoencoder as a LightningModule: what a step computes, and how ranks share it.
-
-Shapes: B samples of this rank, V variables, T times, H latitudes, W longitudes.
-"""
+"""The masked autoencoder as a LightningModule: what a step computes, and how ranks share it."""
 
 import json
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+import torch.distributed as dist
+from jsonargparse.typing import PositiveInt
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
-from src.checkpoint import differences
-from src.data.lightning_datamodule import FieldDataModule
 from src.errors import UserError
-from src.evaluation import SquaredError, baselines
-from src.lightning_precision import step_is_left_out, unscale
-from src.lightning_ranks import SharedError, is_finite_everywhere, shared_fate, sum_over_ranks
-from src.model.micro_batches import backward_in_parts
-from src.model.pytorch_model import MaskedAutoencoder, Output
+from src.evaluation import squared_error, to_scores
+from src.model.compiled import compile_forward
+from src.model.micro_batches import backward_all_but_last, count_scored
+from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
-from src.reproducibility import leave_memory_unfilled
 
-Batch = tuple[Tensor, Tensor]  # x (B, V, T, H, W), index (B,)
-# What a checkpoint was trained with that is older than the setting.
-BEFORE = {
-    "model.optimizer.schedule": "cosine",
-    "model.optimizer.cycles": 1,
-    "model.optimizer.cycle_factor": 1,
-    "model.optimizer.min_lr_fraction": 0.0,
-    "trainer.precision": "32-true",
-}
+# A batch is x (B, V, T, H, W), index (B,).
+
+
+def sum_over_ranks(numbers: Tensor) -> Tensor:
+    """The sum over all ranks. All of them have to call this, or the others wait for ever."""
+    if not dist.is_initialized():
+        return numbers.detach()
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # where the backend adds
+    total = numbers.detach().to(device, copy=True)
+    dist.all_reduce(total)
+    return total.to(numbers.device)
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """Settings as plain numbers and lists: a checkpoint with jsonargparse's types is not read."""
+    return json.loads(json.dumps(dict(settings.items())))
 
 
 class AutoencoderModule(L.LightningModule):
-    """Everything about the training that is not about how many devices there are.
+    """Everything about the training that does not depend on the number of devices.
 
     Args:
-        sample_shape: (V, T, H, W); null takes it from the data.
-        optimizer: arguments of make_optimizer: lr, betas, weight_decay, warmup_fraction.
-        seed: seed of the training masks.
-        micro_batches: compute each batch in so many parts, one after the other: memory for time.
-        model: further arguments of MaskedAutoencoder.
+        compile: the forward pass of the training through torch.compile, which needs g++.
+        micro_batches: parts of a batch that are computed one after the other, to save memory.
     """
-
-    model: MaskedAutoencoder
 
     def __init__(
         self,
-        sample_shape: tuple[int, int, int, int] | None = None,
-        optimizer: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        micro_batches: int = 1,
-        **model: Any,
+        optimizer: dict[str, Any] | None = None,  # arguments of make_optimizer
+        seed: int = 0,  # of the training masks
+        sample_shape: list[int] | None = None,  # (V, T, H, W); None takes it from the data
+        compile: bool = False,
+        micro_batches: PositiveInt = 1,
+        **model: Any,  # further arguments of MaskedAutoencoder
     ) -> None:
         super().__init__()
+        self.model_settings = model  # on a line of its own: jsonargparse follows it
+        # save_hyperparameters reads the arguments from here, under these names.
+        optimizer, model, micro_batches = plain(optimizer or {}), plain(model), int(micro_batches)
         self.save_hyperparameters()
-        self.micro_batches = micro_batches
-        self.model_settings = model  # an assignment of its own: LightningCLI looks where it goes
+        self.model: Any = None
+        # The first step with a non-finite gradient. No buffer: DDP would send it in each step.
+        self.bad_step = torch.zeros((), dtype=torch.int64)
 
+    # Builds the model, now that the data are loaded and have a shape.
     def configure_model(self) -> None:
-        """Build the model, as soon as the data have told their shape.
+        if self.model is None:  # Lightning calls this before each of fit, validate, test
+            shape = self.hparams.sample_shape or self.trainer.datamodule.train_set.sample_shape
+            self.hparams.sample_shape = list(shape)  # load_from_checkpoint has no data to ask
+            self.model = MaskedAutoencoder(shape, seed=self.hparams.seed, **self.model_settings)
+            if self.hparams.compile:
+                compile_forward(self.model)
+        # Deterministic mode writes NaN to each new tensor, in case that it is read before it is
+        # written. Here none is.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
-        Lightning calls this on every rank, with the same seed, and again before ``test``.
-        """
-        leave_memory_unfilled()
-        if "model" in self._modules:
-            return
-        if self.hparams["sample_shape"] is None:
-            # Into the checkpoint with it: load_from_checkpoint has no data to ask.
-            self.save_hyperparameters({"sample_shape": self.data.train_set.sample_shape})
-        with shared_fate():
-            self.model = self.new_model()
-        if self.device_mesh is not None:  # strategy: fsdp
-            # Block by block: only one block at a time is whole on a device.
-            for block in [*self.model.encoder.blocks, *self.model.decoder.blocks, self.model]:
-                fully_shard(block, mesh=self.device_mesh["data_parallel"])
-
-    def new_model(self) -> MaskedAutoencoder:
-        """A model with new weights."""
-        shape, seed = self.hparams["sample_shape"], self.hparams["seed"]
-        return MaskedAutoencoder(sample_shape=shape, seed=seed, **self.model_settings)
-
-    def whole_model(self) -> MaskedAutoencoder:
-        """The model with all its weights, on rank 0; all ranks have to call this together."""
-        if self.device_mesh is None:
-            return self.model
-        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(self.model, options=whole)
-        model = self.new_model()
-        if weights:
-            model.load_state_dict(weights)
-        return model.to(self.device)
-
-    @property
-    def data(self) -> FieldDataModule:
-        """The data that the Trainer was given."""
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, FieldDataModule):
-            raise UserError("AutoencoderModule needs a FieldDataModule: it asks it for the shapes")
-        return data
-
-    def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
-        """See MaskedAutoencoder.forward."""
-        return self.model(x, index, epoch)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of the global batch, as far as this rank computes it."""
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, index = batch
-        # From the step and not from current_epoch: the masks follow the samples, also on a resume.
-        epoch = self.global_step // self.data.steps_per_epoch
-        if self.micro_batches > 1:
-            error, count, loss = backward_in_parts(self, x, index, epoch, self.micro_batches)
-        else:
-            output = self(x, index, epoch)
-            error, count = sum_over_ranks(output.squared_error.detach(), output.valid_count)
-            count = count.clamp(min=1)
-            # DDP averages the gradients over the ranks: the division by world_size is undone here,
-            # and what remains is the sum of all errors over the count of all valid elements. A mean
-            # of the ranks' means would be wrong: the ranks see different amounts of land.
-            loss = output.squared_error * self.trainer.world_size / count
-        # Logged is the loss of the global batch. (sync_dist=True would be right here too, and cost
-        # a barrier and a second sum in each step.)
-        self.log("train_loss", error / count, prog_bar=True, rank_zero_only=True)
-        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], rank_zero_only=True)
-        return loss
+        epoch, num_parts = self.current_epoch, self.hparams.micro_batches
+        parts = list(zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True))
+        self.trainer.optimizers[0].zero_grad()
+        error = torch.zeros((), device=x.device)
+        if num_parts > 1:  # the masks alone decide how many values are compared
+            count = sum_over_ranks(count_scored(self.model, x, index, epoch)).clamp(min=1)
+            error = backward_all_but_last(self, parts, count)
+        output = self.model(*parts[-1], epoch)
+        # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
+        # rank may have much land. DDP divides the sum of the gradients by the number of ranks,
+        # which is taken back here.
+        if num_parts == 1:
+            count = sum_over_ranks(output.valid_count).clamp(min=1)
+        # Not with prog_bar=True: Lightning would then read the number in each step.
+        self.log("train_loss", sum_over_ranks(error + output.squared_error) / count)
+        return output.squared_error * self.trainer.world_size / count
 
-    def optimizer_zero_grad(
-        self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Lightning calls this between ``training_step`` and the backward pass."""
-        if self.micro_batches == 1:
-            optimizer.zero_grad()
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        """Nothing: after training_step, some gradients of micro_batches are there already."""
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip the norm of the gradient, which DDP has averaged by now, as chapter 0 does.
-
-        Raises SharedError, with the weights untouched, if the norm is not finite; with 16-mixed
-        only if it is no matter of the scale, because else the scaler leaves the step out.
-        """
-        scaler = unscale(self.trainer, optimizer)
-        limit = float("inf") if gradient_clip_val is None else gradient_clip_val
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Clip as chapter 0 does, and remember whether the norm was finite."""
+        # Lightning adds the parameters' norms in the optimiser's order: the last digit would
+        # differ. And DDP has averaged the gradient by now, so all ranks see the same norm.
+        limit = self.trainer.gradient_clip_val or float("inf")
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler and optimizer.defaults.get("fused"):
+            scaler.unscale_(optimizer)  # a fused one would do so in its step, after the clipping
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        if isinstance(norm, DTensor):  # each rank has a shard of the gradient
-            norm = norm.full_tensor()
-        if not is_finite_everywhere(norm) and not step_is_left_out(scaler):
-            raise SharedError(
-                f"step {self.global_step + 1}: the norm of the gradient is {norm.item()}; stopped "
-                "before the weights changed. Lower model.optimizer.lr (or optimizer.lr), or look "
-                "for infinite values in the data"
-            )
+        # The answer stays on the device: to ask for it in each step is to wait for a GPU in each
+        # step. In 16-mixed the scaler leaves out such a step.
+        step = self.global_step + 1
+        if not scaler:
+            bad_step = self.bad_step.to(norm.device)
+            is_first = ~torch.isfinite(norm) & (bad_step == 0)
+            self.bad_step = torch.where(is_first, step, bad_step)
+        if step % self.trainer.log_every_n_steps == 0:
+            self.check_finite()
+
+    def check_finite(self) -> None:
+        """Wait for the device. Raises UserError, on all ranks alike, for a non-finite gradient."""
+        if self.bad_step:
+            checkpoint = Path(self.trainer.default_root_dir, "checkpoints", "last.ckpt")
+            last = checkpoint if checkpoint.exists() else "none yet"
+            text = f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
+            raise UserError(f"{text} the last good checkpoint: {last}")
+
+    # Nothing of such weights gets into a checkpoint, and none of their scores into the log.
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_finite()
 
     def on_validation_epoch_start(self) -> None:
-        self.error, self.total, self.count = SquaredError(self.data.val_set), 0.0, 0
+        self.check_finite()
+        self.sums = torch.zeros(2, 1)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add up the errors of this rank's own samples; the masks never change."""
-        x, index = self.own(batch)
-        self.add_up(x, self(x, index))
+    # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        x, index = batch
+        output = self.model(x, index)
+        # To the CPU: Apple GPUs have no float64.
+        self.sums = self.sums + squared_error(output.prediction.cpu(), x.cpu(), output.hidden.cpu())
 
-    def add_up(self, x: Tensor, output: Output) -> None:
-        """Add the errors of a batch."""
-        self.total += output.squared_error.item()
-        self.count += int(output.valid_count)
-        self.error.update(output.prediction, x, output.hidden)
-
-    def all_ranks_scores(self) -> dict[str, float]:
-        """Loss and RMSE: the sums of all ranks divided, not the means of each."""
-        sums = torch.tensor([self.total, self.count], dtype=torch.float64)
-        total, count = sum_over_ranks(sums)[0].tolist()
-        return {"val_loss": total / max(1, count), **self.rmse(self.error)}
-
+    # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
-        """Log the scores of all ranks."""
-        metrics = self.all_ranks_scores()
-        # A NaN would never compare as better or worse, and so decide what the best checkpoint is.
-        if not all(np.isfinite(list(metrics.values()))):
-            raise SharedError(
-                f"validation gave {metrics}; is every variable valid somewhere, and finite?"
-            )
-        # The same on all ranks already: the mean that sync_dist takes changes nothing.
-        self.log_dict(metrics, prog_bar=True, sync_dist=True)
+        scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+        self.log_dict(scores, sync_dist=True)  # equal on all ranks already
 
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-        self.baselines = baselines(self.data.val_set)
-        self.errors = {name: SquaredError(self.data.val_set) for name in self.baselines}
+    test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Score the model, and the baselines on exactly the same elements."""
-        x, index = self.own(batch)
-        output = self(x, index)
-        self.add_up(x, output)
-        x, index, hidden = x.cpu(), index.cpu(), output.hidden.cpu()
-        for name, guess in self.baselines.items():
-            self.errors[name].update(guess(x, index, hidden), x, hidden)
-
-    def on_test_epoch_end(self) -> None:
-        """The scores of all ranks; ``Report`` prints them."""
-        own = self.all_ranks_scores()
-        self.scores = {"masked autoencoder": own}
-        self.scores |= {name: self.rmse(error) for name, error in self.errors.items()}
-        self.log_dict(own, sync_dist=True, logger=False)
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Numbers of this rank's samples (B,), reconstructions in physical units, what was hidden.
-
-        Visible values are the given ones; where the data have no value there is none here either.
-        """
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Write the fields in physical units, hidden values predicted; one file for each batch."""
         x, index = batch
-        output = self(x, index)
-        restored = torch.where(output.hidden, output.prediction, x)
-        restored = restored.masked_fill(torch.isnan(x), torch.nan).cpu()
-        dataset = self.data.val_set
-        std, mean = (torch.from_numpy(a)[:, None, None, None] for a in (dataset.std, dataset.mean))
-        own = (index % self.trainer.world_size == self.trainer.global_rank).cpu()
-        return index.cpu()[own], (restored * std + mean)[own], output.hidden.cpu()[own]
-
-    def own(self, batch: Batch) -> Batch:
-        """Turn samples of other ranks, which fill up the last round, to land: they count nothing.
-
-        They cannot be left out, because each rank has to take part in each batch.
-        """
-        x, index = batch
-        foreign = index % self.trainer.world_size != self.trainer.global_rank
-        return x.masked_fill(foreign[:, None, None, None, None], torch.nan), index
-
-    def rmse(self, error: SquaredError) -> dict[str, float]:
-        """RMSE over all ranks, in physical units."""
-        error.total, error.count = sum_over_ranks(error.total, error.count)
-        return error.rmse()
+        output, dataset = self.model(x, index), self.trainer.datamodule.val_set
+        fields = torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
+        fields = fields * dataset.std[:, None, None, None] + dataset.mean[:, None, None, None]
+        name = f"prediction_{self.global_rank}_{batch_idx}.npz"
+        # Into the run's folder.
+        np.savez(Path(self.trainer.ckpt_path).parents[1] / name, index=index.cpu(), fields=fields)
+        return index
 
     def configure_optimizers(self) -> Any:
-        """AdamW and a schedule that is stepped after every optimiser step.
-
-        The number of steps comes from the data. Lightning's ``estimated_stepping_batches`` would
-        build the training loader now, before a resumed run has its counters back
-        (https://github.com/Lightning-AI/pytorch-lightning/issues/20550).
-        """
-        given = self.trainer.accumulate_grad_batches
-        if given != 1:
-            raise SharedError(
-                f"trainer.accumulate_grad_batches: {given} changes the global batch; allowed: 1 "
-                "(micro_batches computes a batch in parts)"
-            )
-        most = self.data.batch_size // self.trainer.world_size
-        if not 1 <= self.micro_batches <= most:
-            raise SharedError(
-                f"micro_batches: {self.micro_batches} parts of a batch of {most} samples in "
-                f"each process; allowed: from 1 to {most}"
-            )
-        steps = (self.trainer.max_epochs or 1) * self.data.steps_per_epoch
-        optimizer, scheduler = make_optimizer(
-            self.model, steps, **(self.hparams["optimizer"] or {})
-        )
+        # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
+        # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
+        if (self.trainer.accumulate_grad_batches, self.trainer.limit_train_batches) != (1, 1.0):
+            raise UserError("trainer: our order of the samples needs an optimiser step per batch")
+        steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
+        optimizer, scheduler = make_optimizer(self.model, steps, **self.hparams.optimizer)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the run that it continues."""
-        model = {key: value for key, value in self.hparams.items() if not key.startswith("_")}
-        names = ("max_epochs", "gradient_clip_val", "precision")
-        trainer = {name: getattr(self.trainer, name) for name in names}
-        found = {"model": model, "data": self.data.fingerprint(), "trainer": trainer}
-        return json.loads(json.dumps(found))  # lists and tuples are the same here
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["fingerprint"] = self.fingerprint()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raise SharedError if the training goes on from another configuration's checkpoint."""
-        trainer = self._trainer
-        if trainer is None or trainer.state.fn != "fit" or "fingerprint" not in checkpoint:
-            return
-        for key, (there, here) in differences(checkpoint["fingerprint"], self.fingerprint()):
-            if there is None and BEFORE.get(key) == here:
-                continue
-            raise SharedError(
-                f"{key} is {there} in the checkpoint, but {here} in this configuration; "
-                "to change it, start a new run"
-            )

@@ -1,12 +1,11 @@
-"""Which patches are hidden: a pure function of (seed, epoch, sample index, token).
+"""Which patches are hidden: a pure function of (seed, epoch, sample index, token)."""
 
-A random generator has a state. That state depends on how many samples this process has already
-seen, so the masks would change with the number of ranks and workers, and a resumed run would need
-the state back. A hash has no state: the same sample gets the same mask in every process, on every
-device, in any batch.
-
-Shapes: B batch, N tokens (patches), K visible tokens.
-"""
+# B batch, N tokens (patches), K visible tokens.
+#
+# A random generator has a state. That state depends on how many samples this process has already
+# seen, so the masks would change with the number of ranks and workers, and a resumed run would need
+# the state back. A hash has no state: the same sample gets the same mask in every process, on every
+# device, in any batch.
 
 from typing import NamedTuple
 
@@ -21,28 +20,26 @@ class Mask(NamedTuple):
     """The split of every sample's patches into visible and hidden ones."""
 
     ids_keep: Tensor  # (B, K) patch numbers that go through the encoder
-    keep_valid: Tensor  # (B, K) False for a slot that only pads a sample with much land
-    ids_hidden: Tensor  # (B, N - K) hidden patches, then some without a value; no visible one
+    slot_is_visible: Tensor  # (B, K) False for a slot that only pads a sample with much land
     ids_restore: Tensor  # (B, N) slot of each patch in the shuffled order
     hidden: Tensor  # (B, N) True where a patch is to be reconstructed
 
 
 def hash32(x: Tensor) -> Tensor:
-    """Mix the low 32 bits of the integers ``x`` (int64, any shape) into values in [0, 2**32).
-
-    The two multipliers are below 2**31, so no product leaves int64: nothing depends on how a device
-    wraps around. Constants: https://github.com/skeeto/hash-prospector/issues/19
-    """
+    """Mix the low 32 bits of the integers ``x`` (int64, any shape) into values in [0, 2**32)."""
+    # Source of the constants: https://github.com/skeeto/hash-prospector/issues/19
+    # Both multipliers are below 2**31, so no product leaves int64: nothing depends on how a device
+    # wraps around.
     x = x & 0xFFFFFFFF
     x = (x ^ (x >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x735A2D97 & 0xFFFFFFFF
     return x ^ (x >> 15)
 
 
-def random_keys(seed: int, epoch: int | Tensor, index: Tensor, num_tokens: int) -> Tensor:
+def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor:
     """Distinct int64 sort keys (B, N) for the samples ``index`` (B,)."""
     token = torch.arange(num_tokens, device=index.device)
-    # Not torch.tensor, which copies the number: a GPU would have to be waited for.
+    # Not torch.tensor(seed), which copies the number to a GPU and waits until it is there.
     run = hash32(hash32(torch.full((), seed, device=index.device)) + epoch)
     key = hash32(hash32(run + index)[:, None] + token)
     # The token number breaks ties: every device then sorts to the same order.
@@ -50,50 +47,31 @@ def random_keys(seed: int, epoch: int | Tensor, index: Tensor, num_tokens: int) 
 
 
 def random_mask(
-    valid: Tensor, index: Tensor, seed: int, epoch: int | Tensor | None, mask_ratio: float
+    valid: Tensor, index: Tensor, seed: int, epoch: int | None, mask_ratio: float
 ) -> Mask:
-    """Hide ``mask_ratio`` of each sample's valid patches.
-
-    ``valid`` (B, N) is False for patches without a single value (all land): there is nothing to
-    learn from them, so they are neither shown nor reconstructed. ``epoch=None`` gives the
-    validation mask.
-    """
+    """Hide ``mask_ratio`` of each sample's ``valid`` (B, N) patches; no epoch means validation."""
+    # Patches without a single value (all land) are not valid: there is nothing to learn from them,
+    # so they are neither shown nor reconstructed.
     num_tokens = valid.shape[1]
     if epoch is None:
         seed, epoch = VALIDATION_SEED, VALIDATION_EPOCH
     key = random_keys(seed, epoch, index, num_tokens)
     # Patches without values go last, behind the largest possible key.
     ids_shuffle = torch.argsort(key + (~valid) * (num_tokens << 32), dim=1)
-    ids_restore = torch.argsort(ids_shuffle, dim=1)
+    ids_restore = torch.argsort(ids_shuffle, dim=1)  # the inverse permutation
 
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
     visible_of = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
-    table = torch.tensor(visible_of).to(valid.device, non_blocking=True)
-    num_visible = table[num_valid]
+    num_visible = torch.tensor(visible_of).to(valid.device, non_blocking=True)[num_valid]
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
     # and no sample depends on its neighbours in the batch.
     num_keep = visible_of[num_tokens]
     slot = torch.arange(num_tokens, device=valid.device)
     shuffled_hidden = (slot >= num_visible[:, None]) & (slot < num_valid[:, None])
-    hidden = shuffled_hidden.gather(1, ids_restore)
-    return split(ids_shuffle, ids_restore, num_visible[:, None], num_keep, hidden)
-
-
-def split(
-    ids_shuffle: Tensor, ids_restore: Tensor, num_visible: Tensor, num_keep: int, hidden: Tensor
-) -> Mask:
-    """The mask of patches in the order ``ids_shuffle`` (B, N): visible, hidden, without a value.
-
-    ``num_visible`` (B, 1) of them are visible, in ``num_keep`` slots; ``hidden`` (B, N) are at most
-    as many as there are other slots.
-    """
-    num_tokens = ids_shuffle.shape[1]
-    slot = torch.arange(num_tokens, device=ids_shuffle.device)
     return Mask(
         ids_keep=ids_shuffle[:, :num_keep],
-        keep_valid=slot[:num_keep] < num_visible,
-        ids_hidden=ids_shuffle.gather(1, num_visible + slot[: num_tokens - num_keep]),
+        slot_is_visible=slot[:num_keep] < num_visible[:, None],
         ids_restore=ids_restore,
-        hidden=hidden,
+        hidden=shuffled_hidden.gather(1, ids_restore),
     )

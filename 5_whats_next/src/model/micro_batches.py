@@ -1,53 +1,44 @@
-"""A batch in parts, one after the other: less memory, more time, and the same gradients.
+"""A batch in parts, one after the other: less memory, and the gradients of the whole batch."""
 
-Also known as gradient accumulation. Lightning's ``accumulate_grad_batches`` takes the mean of the
-parts' losses. That is the loss of the whole batch only if all parts have as many elements to
-compare; with land in the fields, a part with little ocean would count as much as one with a lot.
-Which elements are compared does not depend on the weights, so here they are counted first.
-
-Shapes: B samples of this rank, V variables, T times, H latitudes, W longitudes.
-"""
-
-# To mypy each attribute of a module is a tensor or a module; ``model`` is a MaskedAutoencoder.
-# mypy: disable-error-code="union-attr, operator"
+# Also known as gradient accumulation. Lightning's accumulate_grad_batches takes the mean of the
+# parts' losses, in which a part with little ocean counts as much as one with a lot.
+#
+# B batch, V variables, T times, H latitudes, W longitudes.
 
 from contextlib import nullcontext
 
 import lightning as L
 import torch
+from einops import rearrange
 from torch import Tensor
 
-from src.lightning_ranks import sum_over_ranks
+from src.model.masking import random_mask
+from src.model.pytorch_model import PATCHES, MaskedAutoencoder
 
 
-def backward_in_parts(
-    module: L.LightningModule, x: Tensor, index: Tensor, epoch: int, parts: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of squared errors and number of elements of all ranks, and this rank's share of the loss.
+def count_scored(model: MaskedAutoencoder, x: Tensor, index: Tensor, epoch: int) -> Tensor:
+    """How many values of ``x`` (B, V, T, H, W) are hidden and valid; the masks alone decide."""
+    valid = ~torch.isnan(rearrange(x, PATCHES, **model.axes))
+    mask = random_mask(valid.any(dim=-1), index, model.seed, epoch, model.mask_ratio)
+    return (mask.hidden[..., None] & valid).sum()
 
-    The gradients of all parts but the last are computed here, and are in the weights afterwards;
-    the gradient of the share of the loss is that of the last part. So nobody may set gradients to
-    zero between this and the next backward pass.
+
+def backward_all_but_last(
+    module: L.LightningModule, parts: list[tuple[Tensor, Tensor]], count: Tensor
+) -> Tensor:
+    """Add the gradients of all parts but the last to the weights; returns their squared errors.
 
     Args:
-        module: its ``model`` is a MaskedAutoencoder.
-        x: values (B, V, T, H, W).
-        index: the samples' numbers (B,).
-        epoch: decides the masks.
-        parts: how many, up to B.
+        module: its ``model`` is a MaskedAutoencoder; it does not clear gradients after this.
+        parts: x (B, V, T, H, W) and index (B,) of each.
+        count: scored values of the whole batch, of all ranks.
     """
-    trainer = module.trainer
-    count = sum_over_ranks(module.model.count_scored(x, index, epoch))[0].clamp(min=1)
-    trainer.optimizers[0].zero_grad()
-    error = torch.zeros((), device=x.device)  # of this rank, a number without gradient
-    *others, last = zip(x.tensor_split(parts), index.tensor_split(parts), strict=True)
-    # DDP sums gradients over the ranks once, in the last backward pass.
-    waiting = getattr(trainer.strategy, "block_backward_sync", nullcontext)
-    with waiting():
-        for part in others:
-            squared_error = module(*part, epoch).squared_error
-            # DDP averages the gradients over the ranks: see AutoencoderModule.training_step.
-            trainer.strategy.backward(squared_error * trainer.world_size / count, None)
-            error += squared_error.detach()
-    error = error + module(*last, epoch).squared_error
-    return sum_over_ranks(error.detach())[0], count, error * trainer.world_size / count
+    strategy, error = module.trainer.strategy, torch.zeros((), device=module.device)
+    # DDP sums the gradients of the ranks in the last backward pass only.
+    with getattr(strategy, "block_backward_sync", nullcontext)():
+        for x, index in parts[:-1]:
+            squared_error = module.model(x, index, module.current_epoch).squared_error
+            # Through Lightning, which scales the loss in 16-mixed.
+            strategy.backward(squared_error * module.trainer.world_size / count, None)
+            error = error + squared_error.detach()
+    return error

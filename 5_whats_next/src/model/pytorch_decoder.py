@@ -1,9 +1,6 @@
-"""The decoder puts mask tokens where patches were hidden and predicts every patch.
+"""The decoder puts a mask token in the place of each patch that was not shown, and predicts all."""
 
-It is light on purpose: it is thrown away when the encoder is used for something else.
-
-Shapes: B batch, N tokens, K visible tokens, P values in a patch, D encoder width, E decoder width.
-"""
+# B batch, N tokens, K visible tokens, P values in a patch, D encoder width.
 
 from collections.abc import Sequence
 
@@ -11,50 +8,37 @@ import torch
 from torch import Tensor, nn
 
 from src.model.masking import Mask
-from src.model.transformer import Block, init_weights, run_blocks, sincos_positions
+from src.model.transformer import Block, init_weights, sincos_positions
 
 
+# Usually smaller than the encoder: it is thrown away when the encoder is used for something else.
 class Decoder(nn.Module):
     """Restore the order of the patches, run a few transformer blocks, predict the values."""
 
     positions: Tensor
 
     def __init__(
-        self,
-        grid: Sequence[int],
-        patch_dim: int,
-        encoder_dim: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        recompute: bool = False,
+        self, grid: Sequence[int], patch_dim: int, in_dim: int, dim: int, depth: int, num_heads: int
     ) -> None:
         super().__init__()
-        self.recompute = recompute
-        self.embed = nn.Linear(encoder_dim, dim)
+        self.embed = nn.Linear(in_dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(dim))
         self.register_buffer("positions", sincos_positions(grid, dim), persistent=False)
-        self.blocks = nn.ModuleList(kind(dim, num_heads) for kind in self.block_types(depth))
+        self.blocks = nn.ModuleList(Block(dim, num_heads) for _ in range(depth))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, patch_dim)
         self.apply(init_weights)
         nn.init.normal_(self.mask_token, std=0.02)
 
-    def block_types(self, depth: int) -> list[type[Block]]:
-        """Which blocks the decoder has, from the first to the last."""
-        return [Block] * depth
-
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
         """From the visible ``tokens`` (B, K, D) to predicted values (B, N, P) of all patches."""
-        visible = self.visible(tokens, mask)
+        # A slot that only pads may hold a hidden patch: without this, its values would leak.
+        visible = torch.where(mask.slot_is_visible[..., None], self.embed(tokens), self.mask_token)
         batch, num_tokens = mask.ids_restore.shape
         num_masked = num_tokens - visible.shape[1]
         shuffled = torch.cat([visible, self.mask_token.expand(batch, num_masked, -1)], dim=1)
         x = shuffled.gather(1, mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1]))
-        x = run_blocks(self.blocks, x + self.positions, recompute=self.recompute)
+        x = x + self.positions
+        for block in self.blocks:
+            x = block(x)
         return self.head(self.norm(x))
-
-    def visible(self, tokens: Tensor, mask: Mask) -> Tensor:
-        """The visible ``tokens`` (B, K, D) in the decoder's width (B, K, E)."""
-        # A slot that only pads may hold a hidden patch: without this, its values would leak.
-        return torch.where(mask.keep_valid[..., None], self.embed(tokens), self.mask_token)

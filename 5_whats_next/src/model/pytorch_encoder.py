@@ -1,7 +1,6 @@
-"""The encoder sees the visible patches only: at 75 % masking that is a quarter of the work.
+"""The encoder sees the visible patches only: at 75 % masking that is a quarter of the work."""
 
-Shapes: B batch, N tokens, K visible tokens, P values in a patch, D width.
-"""
+# B batch, N tokens, K visible tokens, P values in a patch, D width.
 
 from collections.abc import Sequence
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from src.model.masking import Mask
-from src.model.transformer import Block, init_weights, run_blocks, sincos_positions
+from src.model.transformer import Block, init_weights, sincos_positions
 
 
 class Encoder(nn.Module):
@@ -18,16 +17,9 @@ class Encoder(nn.Module):
     positions: Tensor
 
     def __init__(
-        self,
-        grid: Sequence[int],
-        patch_dim: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        recompute: bool = False,
+        self, grid: Sequence[int], patch_dim: int, dim: int, depth: int, num_heads: int
     ) -> None:
         super().__init__()
-        self.recompute = recompute
         # Twice the patch: its values, and which of them are real. Without the second half the
         # network could not tell land (filled with 0) from water at the mean temperature (normalised
         # to 0).
@@ -38,13 +30,15 @@ class Encoder(nn.Module):
         self.apply(init_weights)
 
     def forward(self, values: Tensor, valid: Tensor, mask: Mask) -> Tensor:
-        """From ``values`` and ``valid`` (B, N, P) to tokens (B, K, D) of the visible patches."""
+        """From ``values`` and ``valid`` (B, N, P) to tokens (B, K, D), one for each slot."""
         ids = mask.ids_keep[..., None]
         patches = torch.cat([values, valid.to(values.dtype)], dim=-1)
         x = self.embed(patches.gather(1, ids.expand(-1, -1, patches.shape[-1])))
         x = x + self.positions[mask.ids_keep]
         # A sample with hardly any water has no visible patch. Attention over nothing can be NaN, so
         # it may look at its first slot. The decoder throws away what comes of it.
-        attend = mask.keep_valid.clone()
+        attend = mask.slot_is_visible.clone()
         attend[:, 0] = True
-        return self.norm(run_blocks(self.blocks, x, attend, self.recompute))
+        for block in self.blocks:
+            x = block(x, attend)
+        return self.norm(x)

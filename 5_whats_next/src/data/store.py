@@ -1,0 +1,158 @@
+"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen.
+
+s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
+s3://BUCKET/NAME       any other S3; keys and AWS_ENDPOINT_URL from the environment or .env
+gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
+FOLDER                 a local path
+filecache::URL         with a copy of what was read on the local disk; also blockcache::
+"""
+
+import asyncio
+import os
+import re
+from typing import Any
+
+import fsspec
+import s3fs
+import xarray as xr
+import zarr
+from botocore.exceptions import ClientError, ConnectionError
+from dotenv import load_dotenv
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import FsspecStore, LocalStore, WrapperStore
+
+from src.data.s3_server import BUCKET, connect
+from src.errors import UserError
+
+AXES = ("time", "lat", "lon")
+OPENING = 5.0  # seconds of patience for metadata, which come first: a wrong address is found soon
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+
+def status(error: Exception) -> int:
+    """The status code of an S3 server's answer; 0 for other errors."""
+    answer = error.response if isinstance(error, ClientError) else {}
+    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+# Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at this
+# number, or after a store's patience, whichever comes first.
+s3fs.S3FileSystem.retries = 10
+s3fs.core.add_retryable_error(ConnectionError)
+s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
+# A chunk that does not exist means one full of the fill value in Zarr, so what a failed write or a
+# careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know this
+# setting; for older ones CheckedStore does the same.
+zarr.config.set({"array.read_missing_chunks": False})
+
+
+class CheckedStore(WrapperStore[Store]):
+    """Gives a read up after ``patience`` seconds, with all its retries; raises for a lost chunk."""
+
+    def __init__(self, store: Store, url: str, patience: float) -> None:
+        super().__init__(store)
+        self.url, self.patience = url, patience
+
+    def _with_store(self, store: Store) -> "CheckedStore":
+        return CheckedStore(store, self.url, self.patience)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        patience = min(self.patience, OPENING) if key.endswith(METADATA) else self.patience
+        try:
+            async with asyncio.timeout(patience):
+                value = await self._store.get(key, prototype, byte_range)
+        except TimeoutError as error:
+            raise UserError(f"{self.url}: no answer in {patience:g} s ({key})") from error
+        except Exception as error:
+            raise UserError(f"{self.url}: {type(error).__name__} {error} ({key})") from error
+        if value is None and self.read_only and not key.endswith(METADATA):
+            raise UserError(f"{self.url}: chunk {key} is missing")
+        return value
+
+
+def open_store(
+    url: str, patience: float = 60, anonymous: bool = False, read_only: bool = True
+) -> CheckedStore:
+    """The store at ``url``, which need not exist yet. Raises UserError for a wrong address."""
+    if "://" not in url:
+        return CheckedStore(LocalStore(url, read_only=read_only), url, patience)
+    fs, path = file_system(url, anonymous)
+    # S3 denies access to what does not exist, if the reader may not list the bucket.
+    absent = (FileNotFoundError, *([PermissionError] if anonymous else []))
+    return CheckedStore(FsspecStore(fs, read_only, path, absent), url, patience)
+
+
+def file_system(
+    url: str, anonymous: bool = False, asynchronous: bool = True, read_timeout: float = 2
+) -> tuple[AsyncFileSystem, str]:
+    """What reads and writes at ``url``, and the path in it. Raises UserError for a wrong address.
+
+    Args:
+        url: as above; also file:// and other protocols of fsspec.
+        anonymous: without keys.
+        asynchronous: for a caller with an event loop of its own; otherwise it has one.
+        read_timeout: seconds after which a silent server has failed.
+    """
+    load_dotenv()  # .env in this folder or above; what is set already stays
+    options: dict[str, Any] = {
+        "anon": anonymous,
+        # Otherwise s3fs asks for the size of each object first: two requests for a chunk.
+        # https://github.com/fsspec/s3fs/issues/1027
+        "max_concurrency": 1,
+        # s3fs does the retries: botocore's own ones inside of them would multiply.
+        "config_kwargs": {
+            "connect_timeout": 2,
+            "read_timeout": read_timeout,
+            "retries": {"max_attempts": 0},
+        },
+    }
+    if f"s3://{BUCKET}/" in url:
+        server = connect()
+        options |= {
+            "key": server["AWS_ACCESS_KEY_ID"],
+            "secret": server["AWS_SECRET_ACCESS_KEY"],
+            "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT") or server["AWS_ENDPOINT_URL"],
+        }
+    known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
+    known |= {"file": {"auto_mkdir": True}}
+    known |= {name: {"cache_storage": "output/cache"} for name in ("filecache", "blockcache")}
+    by_protocol = {name: known[name] for name in known if name in re.split(r"::|://", url)}
+    try:
+        is_async = asynchronous and "::" not in url
+        fs, path = fsspec.core.url_to_fs(url, asynchronous=is_async, **by_protocol)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{url}: {error}") from error
+    if not fs.async_impl:  # disks, and the caches of fsspec
+        fs = AsyncFileSystemWrapper(fs, asynchronous=asynchronous)
+    return fs, path
+
+
+def open_fields(
+    store: CheckedStore, chunks: Any = None, consolidated: bool | None = None
+) -> xr.Dataset:
+    """The variables of a store; values are read when they are asked for.
+
+    Raises UserError if there is no store, or one that is not finished.
+    """
+    try:
+        fields = xr.open_zarr(store, chunks=chunks, consolidated=consolidated)
+    except FileNotFoundError as error:
+        raise UserError(f"{store.url}: there is no Zarr store; build_store.py makes one") from error
+    if fields.attrs.get("regions_left"):
+        raise UserError(f"{store.url} is not finished: run its build_store.py command again")
+    return fields
+
+
+def select(fields: xr.Dataset, names: list[str] | None, url: str) -> xr.Dataset:
+    """These variables, or all, over (time, lat, lon). Raises UserError if they are not."""
+    names = names or sorted(map(str, fields))
+    if missing := [name for name in names if name not in fields]:
+        raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")
+    if any(fields[name].dims != AXES for name in names):
+        raise UserError(f"{url}: the axes of {names} are not time, lat, lon")
+    return fields[names]

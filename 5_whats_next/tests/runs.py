@@ -1,0 +1,58 @@
+"""Runs of the train script, in this process, which saves an import of torch, or in another one."""
+
+import contextlib
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytorch_train
+import torch
+from src.config import CHAPTER
+
+TINY = f"-c={CHAPTER}/tests/tiny.yaml"
+
+
+def call(monkeypatch, *arguments: str, script=pytorch_train) -> int:
+    """The exit code of a train script's main()."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    return script.main()
+
+
+def train(monkeypatch, output: Path, *arguments: str, script=pytorch_train) -> Path:
+    """The folder of a new run of the tiny model."""
+    output_dir = f"--trainer.output_dir={output}"
+    assert not call(monkeypatch, TINY, output_dir, *arguments, script=script)
+    return output / "run_1"
+
+
+def start(output: Path, *arguments: str, command=("pytorch_train.py",)) -> subprocess.Popen:
+    """The script as the leader of a process group of its own."""
+    words = [sys.executable, *command, TINY, f"--trainer.output_dir={output}", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, cwd=CHAPTER, start_new_session=True, **pipes)
+
+
+def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
+    """Return as soon as metrics.csv has that many rows."""
+    while not (folder / "metrics.csv").exists() or len(rows(folder)) < step:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)  # rather than spin: the training needs the processor
+        assert process.returncode is None, process.communicate()[0]
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv without the one column that is a measurement."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k != "samples_per_second"} for row in table]
+
+
+def saved(folder: Path, name: str = "last.pt") -> dict:
+    return torch.load(folder / "checkpoints" / name, weights_only=True)
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """The same losses, learning rates, validation scores and weights: to the bit."""
+    assert rows(a) == rows(b)
+    torch.testing.assert_close(saved(a)["model"], saved(b)["model"], rtol=0, atol=0)

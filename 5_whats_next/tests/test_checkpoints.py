@@ -1,0 +1,121 @@
+"""Checkpoints on the disk: whatever happens to them, a run goes on from the newest intact one."""
+
+import errno
+import itertools
+import os
+import random
+import resource
+import sys
+from unittest import mock
+
+import lightning_train
+import pytest
+import torch
+from src.checkpoint_files import newest_intact, read_step, save_durably
+from src.errors import UserError
+from src.lightning_callbacks import StopAndSave
+
+from tests.runs import call, rows, train
+
+STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
+EVERY_STEP = ["--trainer.checkpoint_every_n_steps=1", "--trainer.cloud_storage_path=none"]
+
+
+def save_and_die(path, number):
+    """Save in another process, which ends at its n-th operation on files; whether it got there."""
+    child = os.fork()
+    if not child:
+        count = itertools.count()
+
+        def end(event, _):
+            if event.partition(".")[0] in ("open", "os") and next(count) == number:
+                os._exit(9)
+
+        sys.addaudithook(end)
+        save_durably(STATE | {"global_step": 3}, path)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_kill_during_a_save_loses_nothing(tmp_path):
+    """At each operation on files. Broken by: unlink instead of add_name; no save_atomic."""
+    path = tmp_path / "last.ckpt"
+    for number in itertools.count():
+        for step in (1, 2):
+            save_durably(STATE | {"global_step": step}, path)
+        is_killed = save_and_die(path, number)
+        assert newest_intact(tmp_path)[1] in (2, 3)
+        assert read_step(tmp_path / "last.previous.ckpt") in (1, 2)
+        assert not list(tmp_path.glob("*.damaged"))
+        if not is_killed:
+            break
+    assert number > 5
+    assert newest_intact(tmp_path)[1] == 3
+
+
+def test_a_flipped_bit_or_a_missing_end_is_found(tmp_path):
+    """Broken by: no testzip in read_step."""
+    for step in (1, 2):
+        save_durably(STATE | {"global_step": step}, tmp_path / "last.ckpt")
+    whole, rng = (tmp_path / "last.ckpt").read_bytes(), random.Random(0)
+    for _ in range(50):
+        content = bytearray(whole)
+        content[whole.index(STATE["weights"].numpy().tobytes()) + rng.randrange(400_000)] ^= 1
+        (tmp_path / "last.ckpt").write_bytes(content)
+        assert read_step(tmp_path / "last.ckpt") is None
+        (tmp_path / "last.ckpt").write_bytes(whole[: rng.randrange(len(whole))])
+        assert read_step(tmp_path / "last.ckpt") is None
+    assert newest_intact(tmp_path) == (tmp_path / "last.previous.ckpt", 1)
+    assert (tmp_path / "last.ckpt.damaged").exists()  # set aside, and not deleted
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(monkeypatch, tmp_path):
+    """A real limit of the system. Broken by: no except in save_durably."""
+    whole = train(monkeypatch, tmp_path / "whole", *EVERY_STEP, script=lightning_train)
+    stop = [*EVERY_STEP, "--trainer.max_steps=5"]
+    with pytest.raises(SystemExit, match="0"):
+        train(monkeypatch, tmp_path, *stop, script=lightning_train)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    resume = [f"--resume={tmp_path}/run_1", "--trainer.max_steps=-1"]
+    try:
+        with pytest.raises(UserError, match=f"cannot write .*{os.strerror(errno.EFBIG)}"):
+            call(monkeypatch, *resume, script=lightning_train)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert newest_intact(tmp_path / "run_1" / "checkpoints")[1] == 5
+    assert not list(tmp_path.glob("run_1/checkpoints/*.tmp"))
+    call(monkeypatch, *resume, script=lightning_train)
+    assert rows(tmp_path / "run_1") == rows(whole)
+
+
+@pytest.mark.filterwarnings("error:The dirpath has changed")  # the best score would be forgotten
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(monkeypatch, tmp_path, capsys):
+    """In a folder that was moved. Broken by: no move_paths; newest_intact by time."""
+    whole = train(monkeypatch, tmp_path / "whole", *EVERY_STEP, script=lightning_train)
+    settings = [*EVERY_STEP, "--trainer.max_steps=6"]
+    with pytest.raises(SystemExit, match="0"):
+        train(monkeypatch, tmp_path, *settings, script=lightning_train)
+    moved = (tmp_path / "run_1").rename(tmp_path / "moved")
+    os.truncate(moved / "checkpoints" / "last.ckpt", 5000)
+    resume = [f"--resume={moved}", "--trainer.max_steps=-1"]
+    call(monkeypatch, *resume, script=lightning_train)
+    console = capsys.readouterr().out
+    assert "last.ckpt is damaged, and is set aside" in console
+    assert "steps 5 to 12" in console
+    assert rows(moved) == rows(whole)
+    for path in moved.glob("checkpoints/*.ckpt"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="no checkpoint that is intact"):
+        call(monkeypatch, *resume, script=lightning_train)
+
+
+def test_ranks_do_not_go_on_from_different_steps(monkeypatch):
+    """As on machines with disks of their own. Broken by: no comparison in StopAndSave."""
+    dist = mock.MagicMock()
+    dist.all_gather_object.side_effect = lambda steps, step, _: steps.__setitem__(
+        slice(None), [step, step + 1]
+    )
+    monkeypatch.setattr("src.lightning_callbacks.dist", dist)
+    with pytest.raises(UserError, match=r"different steps: \[4, 5\]"):
+        StopAndSave().on_train_start(mock.MagicMock(global_step=4, world_size=2))
