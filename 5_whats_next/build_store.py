@@ -2,7 +2,6 @@
 
 uv run python build_store.py ocean                                   the store of the default run
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
-uv run python build_store.py cube --months 1200 --height 720 --width 1440    synthetic, any size
 uv run python build_store.py statistics --url URL --train_months "[0,960]"   of any Zarr store
 uv run python build_store.py pack --url URL --chunk "[1,64,64]"    a copy that is read faster
 
@@ -17,10 +16,8 @@ from typing import Any
 import xarray as xr
 from distributed import Client
 from jsonargparse import auto_cli
-from jsonargparse.typing import PositiveInt
 from src.config import HelpFormatter
 from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
-from src.data.cube import cube_fields
 from src.data.pytorch_dataset import Months, Window, ocean_fields
 from src.data.store import open_fields, open_store, select
 from src.errors import one_line_errors
@@ -56,28 +53,6 @@ def netcdf(
     build(url, select(fields, variables, str(files)), chunk, train_months)
 
 
-def cube(
-    url: str = "s3://embedded/cube.zarr",
-    months: PositiveInt = 120,
-    height: PositiveInt = 180,
-    width: PositiveInt = 360,
-    chunk: Window = (12, 90, 180),
-    seed: int = 0,
-) -> None:
-    """A synthetic ocean with four variables; the first four fifths of the months are for training.
-
-    Args:
-        url: where to.
-        months: number of months.
-        height: latitudes from pole to pole.
-        width: longitudes round the globe.
-        chunk: months, latitudes and longitudes of a chunk.
-        seed: another seed gives another ocean.
-    """
-    fields = cube_fields((months, height, width), chunk, seed)
-    build(url, fields, chunk, (0, months * 4 // 5))
-
-
 def pack(url: str, chunk: Window) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
@@ -104,7 +79,7 @@ def main() -> None:
     """Run the subcommand."""
     # Client() connects to the address in this variable.
     with Client() if os.environ.get("DASK_SCHEDULER_ADDRESS") else contextlib.nullcontext():
-        commands: Any = {"ocean": ocean, "netcdf": netcdf, "cube": cube}
+        commands: Any = {"ocean": ocean, "netcdf": netcdf}
         commands |= {"statistics": add_statistics, "pack": pack}
         settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
         auto_cli(commands, as_positional=False, description=__doc__, **settings)

@@ -1,10 +1,10 @@
 """Kill a training at every step, and see whether it comes back to the same curve, to the bit.
 
-uv run python kill_campaign.py                        all 96 cases, in about half an hour
+uv run python kill_campaign.py                        all 96 cases, in about an hour
 uv run python kill_campaign.py --steps 5 --ranks 2    the cases with these settings
 
-A case: SIGKILL to all processes of a tiny training as a step begins, then the same command again;
-with its folder as it was left (disk), or without it (cloud).
+A case: SIGKILL to a tiny training as a step begins; then the same command again, with its folder
+as it was left (disk), or without it (cloud).
 """
 
 import argparse
@@ -26,104 +26,92 @@ from src.config import CHAPTER
 from src.lightning_callbacks import StopAndSave
 from tqdm import tqdm
 
-EVERYTHING = {"steps": range(12), "ranks": (1, 2), "workers": (0, 2), "origins": ("disk", "cloud")}
+EVERYTHING = {"steps": range(12), "ranks": (1, 2), "workers": (0, 2), "from": ("disk", "cloud")}
 
 
+# Where a training is killed, and what it comes back from.
 class Case(NamedTuple):
-    """Where a training is killed, and what it comes back from."""
-
     step: int
     ranks: int
     workers: int
     origin: str
 
 
-def train(case: Case, output: Path, script: str = "lightning_train.py", **environment: str) -> str:
-    """Begin or continue the case's training in a process group of its own; returns what it says."""
-    name = "-".join(map(str, case))
-    words = [script, "-c", "config/campaign.yaml", f"--data.num_workers={case.workers}"]
+# Begin or continue the case's training; returns what it says.
+def train(case: Case, output: Path, script: str, **environment: str) -> str:
+    words = ["-c", "config/campaign.yaml", f"--data.num_workers={case.workers}"]
     words += [f"--trainer.devices={case.ranks}", f"--trainer.output_dir={output}"]
-    words += [f"--trainer.run_name={name}-{output.parent.name}"]
-    command: Any = [sys.executable, *words]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    variables = os.environ | environment
-    process = subprocess.run(
-        command, cwd=CHAPTER, env=variables, start_new_session=True, check=False, **pipes
-    )
-    return process.stdout
+    words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
+    # A session of its own, so that the whole process group can be killed.
+    settings: Any = {"cwd": CHAPTER, "env": os.environ | environment, "start_new_session": True}
+    settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([sys.executable, script, *words], **settings).stdout
 
 
-def train_until_killed() -> None:
-    """What this script does in a killed training: kill it as the step KILL_AT begins."""
-    step = int(os.environ["KILL_AT"])
-
+# What this script does in a training that is to be killed.
+def train_until_killed(last: int) -> None:
     def begin(callback: StopAndSave, trainer: Any, *_: object) -> None:
-        if (trainer.global_step, trainer.global_rank) != (step, 0):
-            return
-        callbacks = [c for c in trainer.callbacks if isinstance(c, CloudUploadCallback)]
-        uploader: Any = callbacks[0].uploader
-        if step > 1:  # the first checkpoint has to be in the cloud; a later one is on its way
-            with uploader.changed:
-                uploader.changed.wait_for(lambda: uploader.uploaded)
-        os.killpg(0, signal.SIGKILL)
+        if (trainer.global_step, trainer.global_rank) == (last, 0):
+            (upload,) = [c for c in trainer.callbacks if isinstance(c, CloudUploadCallback)]
+            if last > 1:  # the first checkpoint has to be in the cloud; a later one is on its way
+                with upload.uploader.changed:
+                    upload.uploader.changed.wait_for(lambda: upload.uploader.uploaded)
+            os.killpg(0, signal.SIGKILL)
 
     StopAndSave.on_train_batch_start = begin
     lightning_train.main()
 
 
+# metrics.csv of the only run in a folder, but for the column that is a measurement.
 def rows(output: Path) -> list[dict[str, str]]:
-    """metrics.csv of the only run in a folder, but for the column that is a measurement."""
     (path,) = output.glob("*/metrics.csv")
     with path.open(newline="") as file:
         return [row | {"samples_per_second": ""} for row in csv.DictReader(file)]
 
 
-def comes_back(case: Case, place: Path, reference: list[dict[str, str]]) -> str:
-    """Kill, continue and compare; empty if all is well, else what is wrong."""
-    output = place / "-".join(map(str, case))
+def comes_back(case: Case, output: Path, reference: list[dict[str, str]]) -> bool:
+    """Kill, continue and compare; tells on the screen if it does not."""
     killed = train(case, output, "kill_campaign.py", KILL_AT=str(case.step))
-    if "Trainer.fit` stopped" in killed:
-        return "was not killed"
     if case.origin == "cloud":
         shutil.rmtree(output)
-    text = train(case, output)
-    if case.step > 1 and "training  steps 0 to" in text:
-        return "began again"
-    return "" if rows(output) == reference else f"has another curve: {text}"
+    text = train(case, output, "lightning_train.py")
+    is_new = "stopped: `max" in killed or (case.step > 1 and "training  steps 0 to" in text)
+    is_same = rows(output) == reference and not is_new
+    if not is_same:
+        print(f"{case}: not the reference curve\n{killed}\n{text}")
+    return is_same
 
 
-def campaign(cases: list[Case]) -> dict[Case, str]:
-    """What is wrong with each case; two of them at a time."""
+def campaign(cases: list[Case]) -> dict[Case, bool]:
+    """Whether each case comes back; two of them at a time."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        reference = {}
+        place, reference = Path(folder), {}
         for ranks in {case.ranks for case in cases}:
-            train(Case(-1, ranks, 0, "none"), Path(folder, f"reference-{ranks}"))
-            reference[ranks] = rows(Path(folder, f"reference-{ranks}"))
-        results = pool.map(lambda c: comes_back(c, Path(folder), reference[c.ranks]), cases)
+            train(Case(0, ranks, 0, ""), place / f"reference-{ranks}", "lightning_train.py")
+            reference[ranks] = rows(place / f"reference-{ranks}")
+        jobs = [(c, place / "-".join(map(str, c)), reference[c.ranks]) for c in cases]
+        results = pool.map(lambda job: comes_back(*job), jobs)
         return dict(zip(cases, tqdm(results, "cases", len(cases), disable=None), strict=True))
 
 
 def main() -> int:
     """Try the cases; print a table. Returns 1 if a training did not come back."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, values in EVERYTHING.items():
-        kind: Any = type(values[0])
-        parser.add_argument(f"--{name}", nargs="+", type=kind, choices=values, default=values)
+        options: Any = {"type": type(values[0]), "choices": values, "default": values}
+        parser.add_argument(f"--{name}", nargs="+", **options)
     chosen = vars(parser.parse_args())
-    cases = [Case(*values) for values in itertools.product(*chosen.values())]
-    wrong = campaign(cases)
+    results = campaign([Case(*values) for values in itertools.product(*chosen.values())])
     print("ranks  workers  from    came back to the reference curve")
-    for kind, group in itertools.groupby(sorted(cases, key=lambda c: c[1:]), lambda c: c[1:]):
-        members = list(group)
-        good = sum(not wrong[case] for case in members)
-        print(f"{kind[0]:>5}  {kind[1]:>7}  {kind[2]:<6}  {good} of {len(members)}")
-    print("\n".join(f"{case}: {text}" for case, text in wrong.items() if text), end="")
-    return int(any(wrong.values()))
+    for ranks, workers, origin in itertools.product(*list(chosen.values())[1:]):
+        members = [good for case, good in results.items() if case[1:] == (ranks, workers, origin)]
+        print(f"{ranks:>5}  {workers:>7}  {origin:<6}  {sum(members)} of {len(members)}")
+    return int(not all(results.values()))
 
 
 if __name__ == "__main__":
-    if "KILL_AT" in os.environ:
-        train_until_killed()
+    if step := os.environ.get("KILL_AT"):
+        train_until_killed(int(step))
     else:
         sys.exit(main())

@@ -64,10 +64,7 @@ def main() -> None:
     load_environment()
     config, resolved, folder, checkpoint = find_start(sys.argv[1:])
     settings = config.trainer
-    # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
-    if not folder and (new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)):
-        folder = new
-    if folder and not checkpoint:
+    if not checkpoint:
         rank_zero_only(begin_run)(folder, resolved)
     callbacks = [
         Report(settings.wandb, settings.picture_every_n_epochs),
@@ -81,18 +78,18 @@ def main() -> None:
         # One of its own: save_last=True would skip epochs without a new best.
         ModelCheckpoint(filename="last", enable_version_counter=False),
     ]
-    trainer, module, data = build_training(config, folder or Path(), callbacks)
+    trainer, module, data = build_training(config, folder, callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint)
 
 
 def begin_run(folder: Path, resolved: str) -> None:
     """Write the configuration of a new run."""
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(resolved)
 
 
-def find_start(arguments: list[str]) -> tuple[Namespace, str, Path | None, Path | None]:
-    """The settings, also as YAML; the run's folder and checkpoint, None for those of a new run."""
+def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]:
+    """The settings, also as YAML, the run's folder, and the checkpoint that it goes on from."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
     early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
@@ -108,7 +105,9 @@ def find_start(arguments: list[str]) -> tuple[Namespace, str, Path | None, Path 
         folder = Path(config.resume).resolve()
         return config, resolved, folder, find_run(folder, "must", cloud="")
     if not settings.run_name:
-        return config, resolved, None, None
+        # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
+        new = rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)
+        return config, resolved, new or Path(), None
     folder = CHAPTER / settings.output_dir / settings.run_name
     checkpoint = find_run(folder, settings.resume_policy, storage_path(settings.cloud_storage_path))
     if checkpoint:  # its own settings count, and none of these may contradict them

@@ -4,7 +4,9 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -35,16 +37,14 @@ class Uploader(threading.Thread):
 
     def __init__(self, folder: CloudFolder, run: Path) -> None:
         super().__init__(daemon=True)
-        self.folder, self.run_folder, self.number = folder, run, 0
+        self.folder, self.run_folder = folder, run
         self.waiting: dict[str, Path] = {}  # the newest file of each name
         self.uploaded: dict[str, int] = {}  # the step of each name that is in the cloud
         self.is_busy, self.error = False, ""
         self.changed = threading.Condition()
 
     def offer(self, path: Path) -> None:
-        """Add a checkpoint to the queue; returns at once."""
-        self.number += 1
-        snapshot = path.parent / ".uploads" / f"{self.number}-{path.name}"
+        snapshot = path.parent / ".uploads" / f"{time.time_ns()}-{path.name}"
         snapshot.parent.mkdir(exist_ok=True)
         add_name(path, snapshot)
         with self.changed:
@@ -54,7 +54,6 @@ class Uploader(threading.Thread):
             self.changed.notify_all()
 
     def run(self) -> None:
-        """Until the process ends."""
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.waiting)
@@ -75,7 +74,6 @@ class Uploader(threading.Thread):
                 self.changed.wait(PAUSE if self.error else 0)
 
     def flush(self, seconds: float) -> None:
-        """Wait until the queue is empty."""
         with self.changed:
             self.changed.wait_for(lambda: not self.waiting and not self.is_busy, seconds)
 
@@ -110,7 +108,7 @@ class CloudUploadCallback(Callback):
         self.path, self.local_dir = storage_path(cloud_storage_path, filesystem), local_dir
         self.interval, self.every, self.run_name = upload_interval, upload_every_n_steps, run_name
         self.during_training, self.on_end = upload_during_training, upload_on_fit_end
-        self.uploader: Uploader | None = None
+        self.uploader: Any = None  # on rank 0
         self.offered: dict[str, int] = {}  # when each file that was offered was written
 
     # In each checkpoint, so that a run without a name goes on in the same folder.
@@ -127,16 +125,12 @@ class CloudUploadCallback(Callback):
 
     @rank_zero_only
     def open(self, run: Path) -> None:
-        """Write, read and delete an object: a missing right is found now, and not after an hour."""
         # Not only run_1: that of another machine would be in the same folder.
         self.run_name = self.run_name or f"{run.name}-{secrets.token_hex(4)}"
         self.checkpoints = Path(self.local_dir) if self.local_dir else run / "checkpoints"
         shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)  # of a killed process
-        folder, probe = CloudFolder(f"{self.path}/{self.run_name}"), f"probe-{secrets.token_hex(8)}"
-        folder.write(probe, probe)
-        if folder.read(probe) != probe:
-            raise UserError(f"{folder.url}: what was written is not what is read")
-        folder.delete(probe)
+        folder = CloudFolder(f"{self.path}/{self.run_name}")
+        folder.probe()  # a missing right is found now, and not after an hour
         is_same_disk = self.path.startswith(f"s3://{BUCKET}/")
         note = " (a server on this disk, so no backup)" if is_same_disk else ""
         print(f"cloud     {folder.url}{note}", flush=True)
@@ -147,14 +141,11 @@ class CloudUploadCallback(Callback):
         # And not at the end of a step: checkpoints are written after all other hooks of it.
         epochs, steps = trainer.current_epoch - self.epoch, trainer.global_step - self.step
         is_due = epochs >= self.interval or 0 < self.every <= steps
-        if self.during_training and is_due:
+        if self.uploader and self.during_training and is_due:
             self.offer_new()
             self.epoch, self.step = trainer.current_epoch, trainer.global_step
 
     def offer_new(self) -> None:
-        """Offer the checkpoints that were written since the last time."""
-        if self.uploader is None:
-            return
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             written = path.stat().st_mtime_ns
             if not path.stem.endswith(".previous") and self.offered.get(path.name) != written:

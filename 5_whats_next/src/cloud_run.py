@@ -1,10 +1,9 @@
-"""A run's copy in object storage, and the checkpoint that a run goes on from.
+"""A run's copy in object storage, and the checkpoint that a run goes on from."""
 
-PATH/RUN/last-000000120-1a2b3c4d.ckpt   a checkpoint: its step, the beginning of its SHA-256
-PATH/RUN/latest.json                    the checkpoints that count
-PATH/RUN/config.yaml, metrics.csv       what belongs to them
-"""
-
+# PATH/RUN/last-000000120-1a2b3c4d.ckpt   a checkpoint: its step, the beginning of its SHA-256
+# PATH/RUN/latest.json                    the checkpoints that count
+# PATH/RUN/config.yaml, metrics.csv       what belongs to them
+#
 # The order of an upload: the checkpoint, under a name that is never used again; it is read back and
 # compared; then latest.json names it; then older ones are deleted. Wherever that is cut off,
 # latest.json names whole objects only.
@@ -12,6 +11,8 @@ PATH/RUN/config.yaml, metrics.csv       what belongs to them
 import asyncio
 import hashlib
 import json
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from src.errors import UserError
 
 KEEP = 2  # checkpoints of each name
 SILENCE = 20.0  # seconds; a server may take long to acknowledge a large object
-SHORT = 60.0  # seconds for a request with all its retries, but for a checkpoint's content
+SHORT = 60.0  # seconds for a request with all its retries, and one more for each megabyte
 
 
 class CloudFolder:
@@ -34,11 +35,12 @@ class CloudFolder:
         self.url = url
         self.fs, self.path = file_system(url, asynchronous=False, read_timeout=SILENCE)
 
-    def request(self, method: str, *arguments: Any, seconds: float = SHORT) -> Any:
+    def request(self, method: str, *arguments: Any, seconds: float = SHORT, size: int = 0) -> Any:
         """Call an asynchronous method of the filesystem, which retries by itself."""
-
         # A limit for an answer is not enough: a transfer of which a byte arrives now and then would
         # never end.
+        seconds += size / 1e6
+
         async def limited() -> Any:
             async with asyncio.timeout(seconds):
                 return await getattr(self.fs, method)(*arguments)
@@ -53,18 +55,17 @@ class CloudFolder:
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
         """Upload a file and read it back."""
-        seconds = transfer_limit(path.stat().st_size)
-        self.request("_put_file", str(path), f"{self.path}/{name}", seconds=seconds)
-        copy = path.with_name(f"{path.name}.copy")
-        self.download(name, copy, sha256, seconds)
+        size, copy = path.stat().st_size, path.with_name(f"{path.name}.copy")
+        self.request("_put_file", str(path), f"{self.path}/{name}", size=size)
+        self.download(name, copy, sha256, size)
         copy.unlink()
 
-    def download(self, name: str, path: Path, sha256: str, seconds: float) -> None:
+    def download(self, name: str, path: Path, sha256: str, size: int) -> None:
         """Download a file. Raises UserError if it is not what was uploaded."""
         part = path.with_name(f"{path.name}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.request("_get_file", f"{self.path}/{name}", str(part), seconds=seconds)
+            self.request("_get_file", f"{self.path}/{name}", str(part), size=size)
         except FileNotFoundError as error:
             raise UserError(f"{self.url}: {name} is missing") from error
         if digest(part) != sha256:
@@ -76,23 +77,25 @@ class CloudFolder:
 
     def read(self, name: str, seconds: float = SHORT) -> str:
         """A small object; empty if there is none."""
-        try:
+        with suppress(FileNotFoundError):
             return self.request("_cat_file", f"{self.path}/{name}", seconds=seconds).decode()
-        except FileNotFoundError:
-            return ""
+        return ""
 
     def delete(self, name: str) -> None:
         self.request("_rm_file", f"{self.path}/{name}")
+
+    def probe(self) -> None:
+        """Write, read and delete an object. Raises UserError if one of these is not allowed."""
+        name = f"probe-{secrets.token_hex(8)}"
+        self.write(name, name)
+        if self.read(name) != name:
+            raise UserError(f"{self.url}: what was written is not what is read")
+        self.delete(name)
 
     def checkpoints(self, seconds: float = SHORT) -> list[dict[str, Any]]:
         """Name, object, step, sha256 and size of those that count; the newest first."""
         entries = json.loads(self.read("latest.json", seconds) or "[]")
         return sorted(entries, key=lambda entry: -entry["step"])
-
-
-def transfer_limit(size: int) -> float:
-    """Seconds for so many bytes; a network slower than 1 MB/s is as good as none."""
-    return 60 + size / 1e6
 
 
 def digest(path: Path) -> str:
@@ -130,8 +133,8 @@ def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
         if entry["step"] <= step or entry["name"] in names:
             continue
         try:
-            path, seconds = run / "checkpoints" / entry["name"], transfer_limit(entry["size"])
-            folder.download(entry["object"], path, entry["sha256"], seconds)
+            path = run / "checkpoints" / entry["name"]
+            folder.download(entry["object"], path, entry["sha256"], entry["size"])
             names.add(entry["name"])
             print(f"resume    downloaded {entry['object']}", flush=True)
         except UserError as error:
@@ -143,13 +146,10 @@ def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
 
 
 def find_run(run: Path, policy: Literal["auto", "must", "never"], cloud: str) -> Path | None:
-    """The checkpoint that a run goes on from, downloaded if need be; None if the run begins.
-
-    Args:
-        run: its folder; the name is that in the cloud.
-        policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
-        cloud: the folder of all runs in object storage; empty for none.
-    """
+    """The checkpoint that a run goes on from, downloaded if need be; None if the run begins."""
+    # `run` is its folder, with the same name in the cloud; `cloud` the folder of all runs there,
+    # empty for none. The policy auto goes on if there is a checkpoint, must demands one, never
+    # refuses one.
     run.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(run.parent / f".{run.name}.lock"):  # one process of a machine downloads
         checkpoint, step = newest_intact(run / "checkpoints")

@@ -1,10 +1,12 @@
 """Optimiser and learning-rate schedule of He et al. (https://arxiv.org/abs/2111.06377, A.1)."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
+
+Schedule = Literal["cosine", "constant", "step", "restarts"]
 
 
 def make_optimizer(
@@ -15,8 +17,10 @@ def make_optimizer(
     weight_decay: NonNegativeFloat = 0.05,
     warmup_fraction: ClosedUnitInterval = 0.05,
     fused: bool | None = None,
+    schedule: Schedule = "cosine",
+    periods: PositiveInt = 3,
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
+    """AdamW with a linear warmup and then a schedule, stepped after every optimiser step.
 
     Args:
         model: the parameters to optimise.
@@ -26,6 +30,8 @@ def make_optimizer(
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises.
         fused: update all weights in one pass, which rounds otherwise; null leaves it to PyTorch.
+        schedule: cosine falls to zero once, restarts in each period; step is 0.1 times after each.
+        periods: equal parts of the training after the warmup, for restarts and step.
     """
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -37,11 +43,19 @@ def make_optimizer(
     optimizer = torch.optim.AdamW(groups, lr, (beta1, beta2), weight_decay=decay, fused=fused)
     warmup_steps = round(warmup_fraction * total_steps)
 
-    # The factor is a function of the step alone, so a resumed run needs no more than that.
+    period_steps = max(1, math.ceil((total_steps - warmup_steps) / periods))
+
+    # The factor is a function of the step alone, so a resumed run needs no more than that. After
+    # the warmup, restarts is PyTorch's CosineAnnealingWarmRestarts, and step its StepLR.
     def lr_factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
+        period, position = divmod(step - warmup_steps, period_steps)
+        if schedule in ("constant", "step"):
+            return 0.1**period if schedule == "step" else 1.0
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        if schedule == "restarts":
+            progress = position / period_steps
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)

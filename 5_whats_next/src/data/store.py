@@ -1,11 +1,10 @@
-"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen.
+"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen."""
 
-s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
-s3://BUCKET/NAME       any other S3; keys and AWS_ENDPOINT_URL from the environment or .env
-gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
-FOLDER                 a local path
-filecache::URL         with a copy of what was read on the local disk; also blockcache::
-"""
+# s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
+# s3://BUCKET/NAME       any other S3; keys and AWS_ENDPOINT_URL from the environment or .env
+# gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
+# FOLDER                 a local path
+# filecache::URL         with a copy of what was read on the local disk; also blockcache::
 
 import asyncio
 import os
@@ -90,14 +89,9 @@ def open_store(
 def file_system(
     url: str, anonymous: bool = False, asynchronous: bool = True, read_timeout: float = 2
 ) -> tuple[AsyncFileSystem, str]:
-    """What reads and writes at ``url``, and the path in it. Raises UserError for a wrong address.
-
-    Args:
-        url: as above; also file:// and other protocols of fsspec.
-        anonymous: without keys.
-        asynchronous: for a caller with an event loop of its own; otherwise it has one.
-        read_timeout: seconds after which a silent server has failed.
-    """
+    """What reads and writes at ``url``, and its path. Raises UserError for a wrong address."""
+    # The address may have any protocol of fsspec. Asynchronous is for a caller with an event loop
+    # of its own. A server that stays silent for read_timeout seconds has failed.
     load_dotenv()  # .env in this folder or above; what is set already stays
     options: dict[str, Any] = {
         "anon": anonymous,

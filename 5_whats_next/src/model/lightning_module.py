@@ -122,6 +122,12 @@ class AutoencoderModule(L.LightningModule):
             last = checkpoint if checkpoint.exists() else "none yet"
             text = f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
             raise UserError(f"{text} the last good checkpoint: {last}")
+        # In 16-mixed the scaler halves its scale after each step that it leaves out. Below 1 it
+        # does no more: it would leave out all steps, and the run would end with its first weights.
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler and scaler.get_scale() < 1:
+            text = f"step {self.global_step}: float16 overflows in each step; infinite data?"
+            raise UserError(f"{text} trainer.precision bf16-mixed has the range of float32")
 
     # Nothing of such weights gets into a checkpoint, and none of their scores into the log.
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,0 +1,94 @@
+"""Compare schedules of the learning rate: constant, step, cosine, and cosine with warm restarts.
+
+uv run python compare_schedules.py                            three seeds of each
+uv run python compare_schedules.py --seeds 5 --trainer.max_epochs 4 --optimizer.periods 4
+
+With the same seed, all schedules have the same first weights, samples and masks. The table and the
+picture go to output/schedules.
+"""
+
+import os
+from typing import get_args
+
+import matplotlib.pyplot as plt
+import numpy as np
+from jsonargparse import Namespace
+from short_run import Recorder, read_options, results_folder, short_training
+from src.errors import one_line_errors
+from src.optim import Schedule
+from tqdm import tqdm
+
+
+def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
+    """A training for each schedule and seed."""
+    schedules, first_seed = get_args(Schedule), config.seed_everything
+    runs: dict[str, list[Recorder]] = {name: [] for name in schedules}
+    with tqdm(total=seeds * len(schedules), desc="trainings", disable=None) as bar:
+        for seed in range(first_seed, first_seed + seeds):
+            for name in schedules:
+                config.seed_everything, config.optimizer.schedule = seed, name
+                runs[name].append(short_training(config, Recorder()))
+                bar.update()
+    return runs
+
+
+def smooth(losses: list[float], steps: int) -> np.ndarray:
+    """The mean of the last ``steps`` losses, for each step: a single batch says little."""
+    sums = np.cumsum([0.0, *losses])
+    begin = np.maximum(0, np.arange(1, len(sums)) - steps)
+    return (sums[1:] - sums[begin]) / (np.arange(1, len(sums)) - begin)
+
+
+def steps_until_back(run: Recorder, window: int) -> list[float]:
+    """For each restart, the steps until the loss is as low as before it; infinite if never."""
+    rates, losses = np.array(run.rates), smooth(run.losses, window)
+    restarts = np.flatnonzero(rates[1:] > 2 * rates[:-1]) + 1
+    waits = []
+    for restart in restarts[restarts > np.argmax(rates)]:
+        # The mean needs a whole window of losses from after the restart.
+        after = losses[restart + window - 1 :]
+        back = np.flatnonzero(after <= losses[restart - 1])
+        waits.append(float(back[0] + window) if len(back) else np.inf)
+    return waits
+
+
+def main() -> None:
+    """Read the command line, train, report."""
+    chosen, config = read_options(__doc__, {"seeds": 3}, ["--trainer.max_epochs=2"])
+    runs = train_all(config, chosen.seeds)
+
+    (*_, end) = runs["cosine"][0].scores.values()
+    rmse = next(name for name in end if name.startswith("rmse_"))
+    last = {k: np.array([list(r.scores.values())[-1][rmse] for r in runs[k]]) for k in runs}
+    print(f"schedule    {rmse}     minus that of cosine, by seed")
+    for name, values in last.items():
+        pairs = "  ".join(f"{value:+.4f}" for value in values - last["cosine"])
+        print(f"{name:<12}{values.mean():.4f} ± {values.std(ddof=1):.4f}   {pairs}")
+    epoch = len(runs["cosine"][0].losses) / config.trainer.max_epochs
+    waits = np.array([steps_until_back(run, round(epoch / 8)) for run in runs["restarts"]]) / epoch
+    print("epochs until the loss is back, by restart:", *np.round(waits.mean(axis=0), 2))
+    print(f"the rule, 2 to 3 times the longest: {2 * waits.max():.2f} to {3 * waits.max():.2f}")
+    draw(runs, rmse)
+
+
+def draw(runs: dict[str, list[Recorder]], rmse: str) -> None:
+    """Rates, smoothed losses and scores, the seeds' mean."""
+    figure, axes = plt.subplots(3, 1, sharex=True, figsize=(7, 7), layout="constrained")
+    for name, seeds in runs.items():
+        axes[0].plot(seeds[0].rates, label=name)
+        axes[1].semilogy(smooth(np.mean([run.losses for run in seeds], axis=0).tolist(), 20))
+        steps = list(seeds[0].scores)
+        scores = np.array([[row[rmse] for row in run.scores.values()] for run in seeds])
+        axes[2].errorbar(steps, scores.mean(axis=0), scores.std(axis=0), marker="o", capsize=3)
+    axes[0].set(title="Four schedules, mean of the seeds", ylabel="learning rate")
+    axes[0].legend()
+    axes[1].set(ylabel="training loss, mean of 20 steps")
+    axes[2].set(xlabel="step", ylabel=f"validation {rmse}")
+    folder = results_folder("schedules")
+    figure.savefig(folder / "curves.png", dpi=150)
+    print(f"look at {os.path.relpath(folder)}: curves.png")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

@@ -1,0 +1,172 @@
+"""Look before a training of days is paid for: about ten checks, each a line.
+
+uv run python preflight.py -c config/real.yaml --price_per_hour 20
+
+Takes all settings of lightning_train.py. Exit code 1 if something would fail.
+"""
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from short_run import Recorder, read_options, short_training
+from src.callbacks import storage_path
+from src.cloud_run import CloudFolder
+from src.config import CHAPTER, choose_device
+from src.data.loaders import Loaders
+from src.environment import load_environment
+from src.errors import UserError, one_line_errors
+
+STEPS = 12  # that are timed; the first quarter warms up
+NETWORK = 5.0  # seconds for a check that asks a server
+
+
+def enough_room(needed: int, folder: Path) -> str:
+    free = shutil.disk_usage(folder).free
+    text = f"{needed / 1e9:.2f} GB needed, {free / 1e9:.2f} free"
+    if needed > free:
+        raise UserError(text)
+    return text
+
+
+class Preflight:
+    """The checks; each returns a line, or raises for what would fail."""
+
+    def __init__(self, config: Namespace, price_per_hour: float) -> None:
+        self.config, self.price = config, price_per_hour
+        self.ranks = config.trainer.devices * config.trainer.num_nodes
+
+    def device(self) -> str:
+        kind = choose_device(self.config.trainer.accelerator).type
+        here = getattr(torch, kind).device_count()
+        if self.config.trainer.devices > here and kind != "cpu":
+            raise UserError(f"trainer.devices: {self.config.trainer.devices}; here are {here}")
+        name = torch.cuda.get_device_name() if kind == "cuda" else kind
+        return f"{self.config.trainer.devices} x {name}, on {self.config.trainer.num_nodes} nodes"
+
+    def precision(self) -> str:
+        kind, wanted = choose_device(self.config.trainer.accelerator).type, self.config.trainer
+        if wanted.precision == "16-mixed" and kind == "cpu":
+            raise UserError("trainer.precision: 16-mixed needs a GPU")
+        is_slow = kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if wanted.precision == "bf16-mixed" and is_slow:
+            raise UserError(
+                "trainer.precision: this GPU only emulates bfloat16; 16-mixed is faster"
+            )
+        return wanted.precision
+
+    def batch(self) -> str:
+        size = self.config.data.batch_size
+        if size % self.ranks:
+            raise UserError(f"data.batch_size: {size} is no multiple of {self.ranks} devices")
+        return f"{size} samples, {size // self.ranks} on each device"
+
+    def cores(self) -> str:
+        affinity = getattr(os, "sched_getaffinity", None)  # a cluster's job may not use all
+        here = len(affinity(0)) if affinity else os.cpu_count()
+        needed = self.config.trainer.devices * (1 + self.config.data.num_workers)
+        slow = "; processes will wait for each other" if needed > here else ""
+        return f"{needed} processes on {here} cores{slow}"
+
+    def data(self) -> str:
+        self.loaders = Loaders(**vars(self.config.data))
+        counts = f"{len(self.loaders.train_set)} training, {len(self.loaders.val_set)} validation"
+        return f"{counts} samples {self.loaders.train_set.sample_shape}"
+
+    # Statistics that belong to other data give samples far from 0 and 1.
+    def sample(self) -> str:
+        x, _ = self.loaders.train_set[0]
+        values = x[~x.isnan()]
+        mean, std = float(values.mean()), float(values.std())
+        if not (abs(mean) < 3 and 0.03 < std < 10):  # also for NaN
+            raise UserError(f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?")
+        return (
+            f"mean {mean:.2f}, deviation {std:.2f}, {values.numel() / x.numel():.0%} have a value"
+        )
+
+    # Workers hand batches over in /dev/shm; a full one kills them.
+    def memory(self) -> str:
+        settings, place = self.config.data, Path("/dev/shm")
+        if not settings.num_workers or not place.exists():
+            return "none needed"
+        sample = 4 * torch.Size(self.loaders.train_set.sample_shape).numel()
+        # A batch of the validation has twice the samples, and its workers stay.
+        batches = self.config.trainer.devices * settings.num_workers * settings.prefetch_factor * 3
+        return enough_room(batches * sample * settings.batch_size // self.ranks, place)
+
+    # A few steps, on one device with its part of the batch.
+    def step(self) -> str:
+        self.config.data.batch_size //= self.ranks
+        self.config.trainer.devices = self.config.trainer.num_nodes = 1
+        self.run = short_training(self.config, Recorder(STEPS))
+        seconds = median(self.run.seconds[STEPS // 4 :])
+        epoch = seconds * self.loaders.steps_per_epoch
+        hours = epoch * self.config.trainer.max_epochs / 3600
+        price = f", price {hours * self.price:.2f}" if self.price else ""
+        return f"{seconds:.3f} s; an epoch {epoch:.0f} s; the training {hours:.2f} h{price}"
+
+    # Five checkpoints: the best and the last, those before them, and one being written.
+    def disk(self) -> str:
+        folder = CHAPTER / self.config.trainer.output_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        # A weight and AdamW's two averages, in float32.
+        return enough_room(5 * 12 * self.run.parameters, folder)
+
+    def cloud(self) -> str:
+        path = storage_path(self.config.trainer.cloud_storage_path)
+        if not path:
+            return "no upload"
+        CloudFolder(f"{path}/preflight").probe()
+        return f"{path} can be written and read"
+
+
+CHECKS = ["device", "precision", "batch", "cores", "data", "sample", "memory", "step", "disk"]
+CHECKS += ["cloud"]
+LIMITS = {"sample": NETWORK, "cloud": NETWORK}  # the data's description has a limit of its own
+
+
+def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
+    """The mark and the line of a check, which may take so many seconds."""
+    result = []
+
+    def work() -> None:
+        try:
+            result.append(("ok", check()))
+        except AttributeError:
+            result.append(("-", "needs a check that has failed"))
+        except Exception as error:  # whatever it is, the other checks go on
+            result.append(("FAIL", " ".join(str(error).split())))
+
+    if seconds:
+        # A daemon: one that waits for a server does not hold the process at its end.
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(seconds)
+    else:
+        work()
+    return result[0] if result else ("FAIL", f"no answer in {seconds:g} s")
+
+
+def main() -> int:
+    """Run the checks; returns 1 if one failed."""
+    load_environment()
+    chosen, config = read_options(__doc__, {"price_per_hour": 0.0}, [])
+    preflight: Any = Preflight(config, chosen.price_per_hour)
+    marks = []
+    for name in CHECKS:
+        mark, line = attempt(getattr(preflight, name), LIMITS.get(name))
+        print(f"{mark:<5} {name:<10} {line}", flush=True)
+        marks.append(mark)
+    return int("FAIL" in marks)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        sys.exit(main())

@@ -1,0 +1,146 @@
+"""Experiment first: short trainings with other settings, searched with Optuna (https://optuna.org).
+
+uv run python study.py                     12 trials; the same command again tries 12 more
+uv run python study.py --trials 3 --name mine --data.dataset FastDataset
+uv run python study.py --trials 0          only the table and the pictures
+
+All other settings are those of lightning_train.py. Edit `suggest` to search others.
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import optuna  # uv sync --group study
+import torch
+import yaml
+from lightning_train import CLASSES
+from short_run import Recorder, read_options, results_folder, short_training
+from src.config import parse_config
+from src.data.pytorch_dataset import FieldDataset
+from src.errors import UserError, one_line_errors
+from src.evaluation import squared_error, to_scores
+from src.model.masking import random_mask
+from src.model.pytorch_model import MaskedAutoencoder
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+# Short trainings, the same number of samples for each, in memory: a server would be slower.
+SHORT = ["--trainer.max_epochs=4", "--data.dataset=OceanDataset"]
+BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size that is searched has to divide the block
+
+
+def suggest(trial: Any) -> dict[str, Any]:
+    """The settings that are searched, by the keys of config.yaml."""
+    return {
+        "model.patch_size": trial.suggest_categorical("patch_size", ["3,4,4", "6,4,4", "3,8,8"]),
+        "model.mask_ratio": trial.suggest_float("mask_ratio", 0.5, 0.9, step=0.05),
+        "optimizer.lr": trial.suggest_float("lr", 5e-4, 2e-2, log=True),
+        "data.batch_size": trial.suggest_categorical("batch_size", [16, 32, 64]),
+    }
+
+
+FIRST = {"patch_size": "3,4,4", "mask_ratio": 0.75, "lr": 4e-3, "batch_size": 16}  # config.yaml
+
+
+def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:
+    """Which values of ``x`` (B, V, T, H, W) are hidden; decided by the samples' numbers alone."""
+    grid = [size // block for size, block in zip(x.shape[2:], BLOCK, strict=True)]
+    valid = torch.ones(len(x), math.prod(grid), dtype=torch.bool)
+    hidden = random_mask(valid, index, 0, None, HIDDEN).hidden.view(-1, 1, *grid)
+    for axis, size in enumerate(BLOCK, start=2):
+        hidden = hidden.repeat_interleave(size, axis)
+    return hidden.expand_as(x)
+
+
+@torch.no_grad()
+def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
+    """RMSE of the first variable at the hidden blocks.
+
+    The validation loss does not compare models: larger patches and higher ratios are harder tasks.
+    """
+    device, ratio, sums = next(model.parameters()).device, model.mask_ratio, torch.zeros(2, 1)
+    model.mask_ratio = 0.0  # what is missing is hidden already, like land
+    for x, index in DataLoader(dataset, 32):
+        hidden = hidden_blocks(x, index)
+        seen = x.masked_fill(hidden, math.nan)
+        prediction = model(seen.to(device), index.to(device)).prediction
+        sums = sums + squared_error(prediction.cpu(), x, hidden)
+    model.mask_ratio = ratio
+    return to_scores(sums, dataset)[f"rmse_{dataset.variables[0]}"]
+
+
+class Pruner(Recorder):
+    """Reports the score after each epoch, and ends a trial that is worse than most at that time."""
+
+    def __init__(self, trial: Any) -> None:
+        super().__init__()
+        self.trial = trial
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        module = trainer.lightning_module
+        if not trainer.sanity_checking:
+            self.score = score(module.model, trainer.datamodule.val_set)
+            self.trial.report(self.score, trainer.current_epoch + 1)
+            if self.trial.should_prune():
+                raise optuna.TrialPruned
+
+
+def objective(trial: Any, words: list[str]) -> float:
+    """Train with these settings and the trial's; returns the score."""
+    settings = suggest(trial)
+    searched = [f"--{key}={f'[{v}]' if ',' in str(v) else v}" for key, v in settings.items()]
+    config, _ = parse_config(__doc__, [*words, *searched], *CLASSES)
+    recorder = Pruner(trial)
+    short_training(config, recorder)
+    speed = config.data.batch_size * len(recorder.seconds) / sum(recorder.seconds)
+    trial.set_user_attr("samples_per_second", round(speed))
+    return recorder.score
+
+
+def report(study: Any, folder: Path) -> None:
+    """Table, pictures, and the best settings as a configuration."""
+    table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
+    table = table.rename(columns=lambda name: name.removeprefix("params_").removeprefix("user_"))
+    table.sort_values("value").to_csv(folder / "trials.csv", index=False)
+    print(table.sort_values("value").to_string(index=False, float_format="{:.4g}".format))
+    for name in ("intermediate_values", "slice"):
+        getattr(optuna.visualization.matplotlib, f"plot_{name}")(study)
+        plt.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
+    best: dict[str, dict[str, Any]] = {}
+    for key, value in suggest(study.best_trial).items():
+        section, name = key.split(".")
+        value = [int(v) for v in value.split(",")] if "," in str(value) else value
+        best.setdefault(section, {})[name] = value
+    (folder / "best.yaml").write_text(yaml.safe_dump(best))
+    where = os.path.relpath(folder)
+    print(f"look at {where}: intermediate_values.png, slice.png, trials.csv; to train the best:")
+    print(f"  uv run python lightning_train.py -c {where}/best.yaml")
+
+
+def main() -> None:
+    """Search, or go on searching; report."""
+    chosen, _ = read_options(__doc__, {"trials": 12, "name": "small"}, SHORT)
+    folder = results_folder(f"study/{chosen.name}")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=f"sqlite:///{folder}/study.db",
+        study_name=chosen.name,
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+    )
+    if not study.trials:
+        study.enqueue_trial(FIRST)
+    for _ in tqdm(range(chosen.trials), "trials", disable=None):
+        # A training that diverges fails; the search goes on.
+        study.optimize(lambda trial: objective(trial, chosen.words), 1, catch=(UserError,))
+    report(study, folder)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()
