@@ -83,7 +83,7 @@ def draw(runs: dict[str, list[Recorder]], rmse: str) -> None:
     axes[0].set(title="Four schedules, mean of the seeds", ylabel="learning rate")
     axes[0].legend()
     axes[1].set(ylabel="training loss, mean of 20 steps")
-    axes[2].set(xlabel="step", ylabel=f"validation {rmse}")
+    axes[2].set(xlabel="step", ylabel=rmse.replace("_", " "))
     folder = results_folder("schedules")
     figure.savefig(folder / "curves.png", dpi=150)
     print(f"look at {os.path.relpath(folder)}: curves.png")
