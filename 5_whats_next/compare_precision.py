@@ -11,34 +11,31 @@ import os
 from statistics import fmean, median
 
 import matplotlib.pyplot as plt
-from jsonargparse import Namespace
 from short_run import Recorder, read_options, results_folder, short_training
 from src.config import choose_device
 from src.errors import one_line_errors
 from tqdm import tqdm
 
-WARMUP = 5  # steps that are not timed
-
-
-def train_in_turns(
-    config: Namespace, turns: int
-) -> tuple[dict[str, Recorder], dict[str, list[float]]]:
-    """The last run of each precision, and the milliseconds of a step in each turn."""
-    runs: dict[str, Recorder] = {}
-    milliseconds: dict[str, list[float]] = {}
-    has_gpu = choose_device(config.trainer.accelerator).type != "cpu"
-    for _ in tqdm(range(turns), "turns", disable=None):
-        for name in ["32-true", "bf16-mixed", *(["16-mixed"] if has_gpu else [])]:
-            config.trainer.precision = name
-            runs[name] = short_training(config, Recorder())
-            milliseconds.setdefault(name, []).append(1000 * median(runs[name].seconds[WARMUP:]))
-    return runs, milliseconds
-
 
 def main() -> None:
-    """Read the command line, train, report."""
+    """Read the command line, train in turns, report."""
     chosen, config = read_options(__doc__, {"turns": 3}, ["--trainer.max_epochs=1"])
-    runs, milliseconds = train_in_turns(config, chosen.turns)
+    runs: dict[str, Recorder] = {}  # the last one in each precision
+    milliseconds: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
+    if choose_device(config.trainer.accelerator).type != "cpu":
+        milliseconds["16-mixed"] = []
+    for _ in tqdm(range(chosen.turns), "turns", disable=None):
+        for name, times in milliseconds.items():
+            config.trainer.precision = name
+            runs[name] = short_training(config, Recorder())
+            # The first steps warm up.
+            times.append(1000 * median(runs[name].seconds[5:]))
+    print_table(runs, milliseconds)
+    draw(runs)
+
+
+def print_table(runs: dict[str, Recorder], milliseconds: dict[str, list[float]]) -> None:
+    """Speed and memory; losses of the last quarter and validation, against float32."""
     reference, tail = runs["32-true"], len(runs["32-true"].losses) // 4
     print("precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation")
     for name, run in runs.items():
@@ -53,10 +50,15 @@ def main() -> None:
             f"{median(ratios):6.2f}x{kept / 1e6:9.1f}{most / kept:7.2f}x{loss:+13.2%}"
             f"{scores['val_loss'] / expected['val_loss'] - 1:+13.2%}"
         )
+
+
+# The losses, and how they differ from those of float32.
+def draw(runs: dict[str, Recorder]) -> None:
+    reference = runs["32-true"].losses
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
     for name, run in runs.items():
         axes[0].semilogy(run.losses, label=name)
-        pairs = zip(run.losses, reference.losses, strict=True)
+        pairs = zip(run.losses, reference, strict=True)
         axes[1].plot([100 * (a / b - 1) for a, b in pairs])
     axes[0].set(title="One training in each precision", ylabel="training loss")
     axes[0].legend()

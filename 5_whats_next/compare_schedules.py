@@ -19,8 +19,8 @@ from src.optim import Schedule
 from tqdm import tqdm
 
 
+# A training for each schedule and seed.
 def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
-    """A training for each schedule and seed."""
     schedules, first_seed = get_args(Schedule), config.seed_everything
     runs: dict[str, list[Recorder]] = {name: [] for name in schedules}
     with tqdm(total=seeds * len(schedules), desc="trainings", disable=None) as bar:
@@ -71,8 +71,8 @@ def main() -> None:
     draw(runs, rmse)
 
 
+# Rates, smoothed losses and scores, the seeds' mean.
 def draw(runs: dict[str, list[Recorder]], rmse: str) -> None:
-    """Rates, smoothed losses and scores, the seeds' mean."""
     figure, axes = plt.subplots(3, 1, sharex=True, figsize=(7, 7), layout="constrained")
     for name, seeds in runs.items():
         axes[0].plot(seeds[0].rates, label=name)

@@ -25,7 +25,6 @@ from src.environment import load_environment
 from src.errors import UserError, one_line_errors
 
 STEPS = 12  # that are timed; the first quarter warms up
-NETWORK = 5.0  # seconds for a check that asks a server
 
 
 def enough_room(needed: int, folder: Path) -> str:
@@ -36,9 +35,8 @@ def enough_room(needed: int, folder: Path) -> str:
     return text
 
 
+# The checks; each returns a line, or raises for what would fail.
 class Preflight:
-    """The checks; each returns a line, or raises for what would fail."""
-
     def __init__(self, config: Namespace, price_per_hour: float) -> None:
         self.config, self.price = config, price_per_hour
         self.ranks = config.trainer.devices * config.trainer.num_nodes
@@ -52,15 +50,13 @@ class Preflight:
         return f"{self.config.trainer.devices} x {name}, on {self.config.trainer.num_nodes} nodes"
 
     def precision(self) -> str:
-        kind, wanted = choose_device(self.config.trainer.accelerator).type, self.config.trainer
-        if wanted.precision == "16-mixed" and kind == "cpu":
+        kind = choose_device(self.config.trainer.accelerator).type
+        wanted = self.config.trainer.precision
+        if wanted == "16-mixed" and kind == "cpu":
             raise UserError("trainer.precision: 16-mixed needs a GPU")
-        is_slow = kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-        if wanted.precision == "bf16-mixed" and is_slow:
-            raise UserError(
-                "trainer.precision: this GPU only emulates bfloat16; 16-mixed is faster"
-            )
-        return wanted.precision
+        if wanted == "bf16-mixed" and kind == "cuda" and not torch.cuda.is_bf16_supported(False):
+            raise UserError("trainer.precision: this GPU only emulates bfloat16; take 16-mixed")
+        return wanted
 
     def batch(self) -> str:
         size = self.config.data.batch_size
@@ -87,9 +83,8 @@ class Preflight:
         mean, std = float(values.mean()), float(values.std())
         if not (abs(mean) < 3 and 0.03 < std < 10):  # also for NaN
             raise UserError(f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?")
-        return (
-            f"mean {mean:.2f}, deviation {std:.2f}, {values.numel() / x.numel():.0%} have a value"
-        )
+        share = values.numel() / x.numel()
+        return f"mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
 
     # Workers hand batches over in /dev/shm; a full one kills them.
     def memory(self) -> str:
@@ -129,11 +124,12 @@ class Preflight:
 
 CHECKS = ["device", "precision", "batch", "cores", "data", "sample", "memory", "step", "disk"]
 CHECKS += ["cloud"]
-LIMITS = {"sample": NETWORK, "cloud": NETWORK}  # the data's description has a limit of its own
+# Seconds for those that ask a server; the data's description has a limit of its own.
+LIMITS = {"sample": 5.0, "cloud": 5.0}
 
 
+# The mark and the line of a check, which may take so many seconds.
 def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
-    """The mark and the line of a check, which may take so many seconds."""
     result = []
 
     def work() -> None:

@@ -92,8 +92,8 @@ def short_training(config: Namespace, recorder: Recorder) -> Recorder:
     return recorder
 
 
+# output/NAME in the chapter, for tables and pictures.
 def results_folder(name: str) -> Path:
-    """output/NAME in the chapter, for tables and pictures."""
     folder = CHAPTER / "output" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder

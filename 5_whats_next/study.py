@@ -30,20 +30,21 @@ from tqdm import tqdm
 
 # Short trainings, the same number of samples for each, in memory: a server would be slower.
 SHORT = ["--trainer.max_epochs=4", "--data.dataset=OceanDataset"]
-BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size that is searched has to divide the block
+BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size has to divide the block
+PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
 
 
 def suggest(trial: Any) -> dict[str, Any]:
     """The settings that are searched, by the keys of config.yaml."""
     return {
-        "model.patch_size": trial.suggest_categorical("patch_size", ["3,4,4", "6,4,4", "3,8,8"]),
+        "model.patch_size": trial.suggest_categorical("patch_size", PATCHES),
         "model.mask_ratio": trial.suggest_float("mask_ratio", 0.5, 0.9, step=0.05),
         "optimizer.lr": trial.suggest_float("lr", 5e-4, 2e-2, log=True),
         "data.batch_size": trial.suggest_categorical("batch_size", [16, 32, 64]),
     }
 
 
-FIRST = {"patch_size": "3,4,4", "mask_ratio": 0.75, "lr": 4e-3, "batch_size": 16}  # config.yaml
+FIRST = {"patch_size": "[3,4,4]", "mask_ratio": 0.75, "lr": 4e-3, "batch_size": 16}  # config.yaml
 
 
 def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:
@@ -58,10 +59,8 @@ def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
-    """RMSE of the first variable at the hidden blocks.
-
-    The validation loss does not compare models: larger patches and higher ratios are harder tasks.
-    """
+    """RMSE of the first variable at the hidden blocks."""
+    # The validation loss does not compare models: larger patches and higher ratios are harder.
     device, ratio, sums = next(model.parameters()).device, model.mask_ratio, torch.zeros(2, 1)
     model.mask_ratio = 0.0  # what is missing is hidden already, like land
     for x, index in DataLoader(dataset, 32):
@@ -73,48 +72,45 @@ def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
     return to_scores(sums, dataset)[f"rmse_{dataset.variables[0]}"]
 
 
+# Reports the score after each epoch, and ends a trial that is worse than most at that time.
 class Pruner(Recorder):
-    """Reports the score after each epoch, and ends a trial that is worse than most at that time."""
-
     def __init__(self, trial: Any) -> None:
         super().__init__()
         self.trial = trial
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
-        module = trainer.lightning_module
         if not trainer.sanity_checking:
-            self.score = score(module.model, trainer.datamodule.val_set)
+            model = trainer.lightning_module.model
+            self.score = score(model, trainer.datamodule.val_set)
             self.trial.report(self.score, trainer.current_epoch + 1)
             if self.trial.should_prune():
                 raise optuna.TrialPruned
 
 
+# Train with these settings and the trial's; returns the score.
 def objective(trial: Any, words: list[str]) -> float:
-    """Train with these settings and the trial's; returns the score."""
-    settings = suggest(trial)
-    searched = [f"--{key}={f'[{v}]' if ',' in str(v) else v}" for key, v in settings.items()]
+    searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
     config, _ = parse_config(__doc__, [*words, *searched], *CLASSES)
-    recorder = Pruner(trial)
-    short_training(config, recorder)
+    recorder: Any = short_training(config, Pruner(trial))
     speed = config.data.batch_size * len(recorder.seconds) / sum(recorder.seconds)
     trial.set_user_attr("samples_per_second", round(speed))
     return recorder.score
 
 
+# Table, pictures, and the best settings as a configuration.
 def report(study: Any, folder: Path) -> None:
-    """Table, pictures, and the best settings as a configuration."""
     table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
     table = table.rename(columns=lambda name: name.removeprefix("params_").removeprefix("user_"))
-    table.sort_values("value").to_csv(folder / "trials.csv", index=False)
-    print(table.sort_values("value").to_string(index=False, float_format="{:.4g}".format))
+    table = table.sort_values("value")
+    table.to_csv(folder / "trials.csv", index=False)
+    print(table.to_string(index=False, float_format="{:.4g}".format))
     for name in ("intermediate_values", "slice"):
         getattr(optuna.visualization.matplotlib, f"plot_{name}")(study)
         plt.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
     best: dict[str, dict[str, Any]] = {}
     for key, value in suggest(study.best_trial).items():
         section, name = key.split(".")
-        value = [int(v) for v in value.split(",")] if "," in str(value) else value
-        best.setdefault(section, {})[name] = value
+        best.setdefault(section, {})[name] = yaml.safe_load(str(value))
     (folder / "best.yaml").write_text(yaml.safe_dump(best))
     where = os.path.relpath(folder)
     print(f"look at {where}: intermediate_values.png, slice.png, trials.csv; to train the best:")

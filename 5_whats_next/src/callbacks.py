@@ -32,9 +32,8 @@ def storage_path(configured: str | None, filesystem: str = "s3") -> str:
     return (path if "://" in path else f"{filesystem}://{path}").rstrip("/")
 
 
+# Uploads in the background; where the network is slow, the newest file of a name wins.
 class Uploader(threading.Thread):
-    """Uploads in the background; where the network is slow, the newest file of a name wins."""
-
     def __init__(self, folder: CloudFolder, run: Path) -> None:
         super().__init__(daemon=True)
         self.folder, self.run_folder = folder, run
@@ -162,8 +161,8 @@ class CloudUploadCallback(Callback):
         else:
             self.finish(PATIENCE_ON_ERROR)
 
+    # Upload what is new, wait for it, print what has arrived; returns what has not.
     def finish(self, seconds: float) -> list[str]:
-        """Upload what is new, wait for it, print what has arrived; returns what has not."""
         if self.uploader is None:
             return []
         uploader, missing = self.uploader, []

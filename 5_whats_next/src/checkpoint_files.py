@@ -65,8 +65,8 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
         raise UserError(f"cannot write {path}: {reason}; its last version is intact") from error
 
 
+# A second name for a file: it costs no copy, and stays when ``path`` is replaced.
 def add_name(path: Path, other: Path) -> None:
-    """A second name for a file: it costs no copy, and stays when ``path`` is replaced."""
     other.unlink(missing_ok=True)
     try:
         os.link(path, other)
@@ -90,8 +90,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any) -> None:
         save_durably(checkpoint, Path(path))
 
+    # Raises UserError if the file is damaged.
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Raises UserError if the file is damaged."""
         if read_step(Path(path)) is None:
             raise UserError(f"{path} is damaged, or no checkpoint")
         checkpoint = read_checkpoint(Path(path))
@@ -104,8 +104,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
+# A callback's state, in which paths begin with ``folder`` in place of ``old_folder``.
 def move_paths(state: Any, old_folder: str, folder: str) -> Any:
-    """A callback's state, in which paths begin with ``folder`` in place of ``old_folder``."""
     if isinstance(state, dict):
         moved = [[move_paths(part, old_folder, folder) for part in item] for item in state.items()]
         return dict(moved)

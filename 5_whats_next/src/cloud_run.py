@@ -53,8 +53,8 @@ class CloudFolder:
             reason = str(error) or f"no answer in {seconds:.0f} s"
             raise UserError(f"{self.url}: {type(error).__name__} {reason}") from error
 
+    # Upload a file and read it back.
     def upload(self, path: Path, name: str, sha256: str) -> None:
-        """Upload a file and read it back."""
         size, copy = path.stat().st_size, path.with_name(f"{path.name}.copy")
         self.request("_put_file", str(path), f"{self.path}/{name}", size=size)
         self.download(name, copy, sha256, size)
@@ -98,8 +98,8 @@ class CloudFolder:
         return sorted(entries, key=lambda entry: -entry["step"])
 
 
+# SHA-256 of a file.
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

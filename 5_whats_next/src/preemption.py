@@ -27,8 +27,8 @@ class TimedInterrupt(GracefulInterrupt):
         super().__init__()
 
 
+# Wait for SIGTERM, and then for the process to end by itself.
 def end_in_time(pipe: int) -> None:
-    """Wait for SIGTERM, and then for the process to end by itself."""
     while os.read(pipe, 1)[0] != signal.SIGTERM:
         pass
     time.sleep(PATIENCE)
