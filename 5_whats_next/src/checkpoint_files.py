@@ -61,7 +61,8 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
     except (OSError, RuntimeError) as error:
         for half in (path.with_name(f"{path.name}.tmp"), spare):  # they may fill the disk
             half.unlink(missing_ok=True)
-        reason = str(error).splitlines()[0]
+        # torch.save may fail once more on the way out, and says only that a position is wrong.
+        reason = str(error.__context__ or error).splitlines()[0]
         raise UserError(f"cannot write {path}: {reason}; its last version is intact") from error
 
 
