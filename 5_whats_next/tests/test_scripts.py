@@ -19,7 +19,7 @@ from tests.fault_proxy import Fault, FaultyProxy
 from tests.runs import TINY, call
 
 OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
-BAD = torch.full((2, 4, 8, 8), 50.0)  # normalised values
+BAD = torch.linspace(48, 52, 512).view(2, 4, 8, 8)  # normalised values
 study = pytest.importorskip("study", reason="needs uv sync --group study")
 
 
