@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chapters import LEAVES, REBUILT, ROOT
+from chapters import CHAPTERS, ROOT, planned
 
 
 def carry(path: Path) -> list[str]:
@@ -19,9 +19,9 @@ def carry(path: Path) -> list[str]:
     chapter, name = path.parts[0], Path(*path.parts[1:])
     show = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True)
     conflicts = []
-    for later in REBUILT[REBUILT.index(chapter) + 1 :]:
+    for later in CHAPTERS[CHAPTERS.index(chapter) + 1 :]:
         copy = ROOT / later / name
-        if str(name) in LEAVES.get(later, set()):
+        if str(name) in planned(later, "leaves"):
             break
         if not (ROOT / path).exists():  # deleted
             copy.unlink(missing_ok=True)

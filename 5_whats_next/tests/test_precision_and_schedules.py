@@ -64,7 +64,7 @@ def test_schedules_are_torchs_after_a_warmup(kind):
             scheduler.step()
 
 
-# Broken by: another seed for a schedule; steps of the sanity check in the scores.
+# Broken by: another seed for a schedule.
 @pytest.mark.slow
 def test_precisions_and_schedules_are_compared(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
