@@ -83,6 +83,8 @@ class Pruner(Recorder):
             model = trainer.lightning_module.model
             self.score = score(model, trainer.datamodule.val_set)
             self.trial.report(self.score, trainer.current_epoch + 1)
+            speed = trainer.datamodule.batch_size * len(self.seconds) / sum(self.seconds)
+            self.trial.set_user_attr("samples_per_second", round(speed))
             if self.trial.should_prune():
                 raise optuna.TrialPruned
 
@@ -92,15 +94,15 @@ def objective(trial: Any, words: list[str]) -> float:
     searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
     config, _ = parse_config(__doc__, [*words, *searched], *CLASSES)
     recorder: Any = short_training(config, Pruner(trial))
-    speed = config.data.batch_size * len(recorder.seconds) / sum(recorder.seconds)
-    trial.set_user_attr("samples_per_second", round(speed))
     return recorder.score
 
 
 # Table, pictures, and the best settings as a configuration.
 def report(study: Any, folder: Path) -> None:
     table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
-    table = table.rename(columns=lambda name: name.removeprefix("params_").removeprefix("user_"))
+    table = table.rename(
+        columns=lambda name: name.removeprefix("params_").removeprefix("user_attrs_")
+    )
     table = table.sort_values("value")
     table.to_csv(folder / "trials.csv", index=False)
     print(table.to_string(index=False, float_format="{:.4g}".format))
