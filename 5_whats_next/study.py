@@ -93,16 +93,13 @@ class Pruner(Recorder):
 def objective(trial: Any, words: list[str]) -> float:
     searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
     config, _ = parse_config(__doc__, [*words, *searched], *CLASSES)
-    recorder: Any = short_training(config, Pruner(trial))
-    return recorder.score
+    return short_training(config, Pruner(trial)).score
 
 
 # Table, pictures, and the best settings as a configuration.
 def report(study: Any, folder: Path) -> None:
     table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
-    table = table.rename(
-        columns=lambda name: name.removeprefix("params_").removeprefix("user_attrs_")
-    )
+    table.columns = table.columns.str.replace("params_|user_attrs_", "", regex=True)
     table = table.sort_values("value")
     table.to_csv(folder / "trials.csv", index=False)
     print(table.to_string(index=False, float_format="{:.4g}".format))
