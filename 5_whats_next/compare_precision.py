@@ -34,8 +34,8 @@ def main() -> None:
     draw(runs)
 
 
+# Speed and memory; losses of the last quarter and validation, against float32.
 def print_table(runs: dict[str, Recorder], milliseconds: dict[str, list[float]]) -> None:
-    """Speed and memory; losses of the last quarter and validation, against float32."""
     reference, tail = runs["32-true"], len(runs["32-true"].losses) // 4
     print("precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation")
     for name, run in runs.items():

@@ -32,15 +32,15 @@ def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
     return runs
 
 
+# The mean of the last ``steps`` losses, for each step: a single batch says little.
 def smooth(losses: list[float], steps: int) -> np.ndarray:
-    """The mean of the last ``steps`` losses, for each step: a single batch says little."""
     sums = np.cumsum([0.0, *losses])
     begin = np.maximum(0, np.arange(1, len(sums)) - steps)
     return (sums[1:] - sums[begin]) / (np.arange(1, len(sums)) - begin)
 
 
+# For each restart, the steps until the loss is as low as before it; infinite if never.
 def steps_until_back(run: Recorder, window: int) -> list[float]:
-    """For each restart, the steps until the loss is as low as before it; infinite if never."""
     rates, losses = np.array(run.rates), smooth(run.losses, window)
     restarts = np.flatnonzero(rates[1:] > 2 * rates[:-1]) + 1
     waits = []
@@ -52,8 +52,8 @@ def steps_until_back(run: Recorder, window: int) -> list[float]:
     return waits
 
 
+# Read the command line, train, report.
 def main() -> None:
-    """Read the command line, train, report."""
     chosen, config = read_options(__doc__, {"seeds": 3}, ["--trainer.max_epochs=2"])
     runs = train_all(config, chosen.seeds)
 
@@ -66,8 +66,9 @@ def main() -> None:
         print(f"{name:<12}{values.mean():.4f} ± {values.std(ddof=1):.4f}   {pairs}")
     epoch = len(runs["cosine"][0].losses) / config.trainer.max_epochs
     waits = np.array([steps_until_back(run, round(epoch / 8)) for run in runs["restarts"]]) / epoch
+    longest = waits.max(initial=0)
     print("epochs until the loss is back, by restart:", *np.round(waits.mean(axis=0), 2))
-    print(f"the rule, 2 to 3 times the longest: {2 * waits.max():.2f} to {3 * waits.max():.2f}")
+    print(f"the rule, 2 to 3 times the longest: {2 * longest:.2f} to {3 * longest:.2f}")
     draw(runs, rmse)
 
 

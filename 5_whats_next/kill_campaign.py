@@ -69,8 +69,8 @@ def rows(output: Path) -> list[dict[str, str]]:
         return [row | {"samples_per_second": ""} for row in csv.DictReader(file)]
 
 
+# Kill, continue and compare; tells on the screen if it does not.
 def comes_back(case: Case, output: Path, reference: list[dict[str, str]]) -> bool:
-    """Kill, continue and compare; tells on the screen if it does not."""
     killed = train(case, output, "kill_campaign.py", KILL_AT=str(case.step))
     if case.origin == "cloud":
         shutil.rmtree(output)
@@ -82,8 +82,8 @@ def comes_back(case: Case, output: Path, reference: list[dict[str, str]]) -> boo
     return is_same
 
 
+# Whether each case comes back; two of them at a time.
 def campaign(cases: list[Case]) -> dict[Case, bool]:
-    """Whether each case comes back; two of them at a time."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         place, reference = Path(folder), {}
         for ranks in {case.ranks for case in cases}:

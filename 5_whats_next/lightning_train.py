@@ -82,8 +82,8 @@ def main() -> None:
     trainer.fit(module, data, ckpt_path=checkpoint)
 
 
+# Write the configuration of a new run.
 def begin_run(folder: Path, resolved: str) -> None:
-    """Write the configuration of a new run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(resolved)
 

@@ -107,12 +107,13 @@ class Preflight:
         price = f", price {hours * self.price:.2f}" if self.price else ""
         return f"{seconds:.3f} s; an epoch {epoch:.0f} s; the training {hours:.2f} h{price}"
 
-    # Five checkpoints: the best and the last, those before them, and one being written.
+    # Eight checkpoints: the best and the last, those before them, one being written, and three that
+    # are on their way to the cloud and back.
     def disk(self) -> str:
         folder = CHAPTER / self.config.trainer.output_dir
         folder.mkdir(parents=True, exist_ok=True)
         # A weight and AdamW's two averages, in float32.
-        return enough_room(5 * 12 * self.run.parameters, folder)
+        return enough_room(8 * 12 * self.run.parameters, folder)
 
     def cloud(self) -> str:
         path = storage_path(self.config.trainer.cloud_storage_path)
@@ -136,7 +137,7 @@ def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
         try:
             result.append(("ok", check()))
         except AttributeError:
-            result.append(("-", "needs a check that has failed"))
+            result.append(("FAIL", "needs a check that has failed"))
         except Exception as error:  # whatever it is, the other checks go on
             result.append(("FAIL", " ".join(str(error).split())))
 
@@ -150,8 +151,8 @@ def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
     return result[0] if result else ("FAIL", f"no answer in {seconds:g} s")
 
 
+# Run the checks; returns 1 if one failed.
 def main() -> int:
-    """Run the checks; returns 1 if one failed."""
     load_environment()
     chosen, config = read_options(__doc__, {"price_per_hour": 0.0}, [])
     preflight: Any = Preflight(config, chosen.price_per_hour)

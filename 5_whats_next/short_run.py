@@ -17,8 +17,8 @@ from lightning_train import CLASSES, build_training
 from src.config import CHAPTER, parse_config
 
 
+# A script's own options, with these defaults, and the settings of the training.
 def read_options(doc: Any, options: dict[str, Any], first: list[str]) -> tuple[Any, Any]:
-    """A script's own options, with these defaults, and the settings of the training."""
     # `first` are settings that the command line overrides.
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -9,6 +9,7 @@ All other settings are those of lightning_train.py. Edit `suggest` to search oth
 
 import math
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size has to divide the block
 PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
 
 
+# The settings that are searched, by the keys of config.yaml.
 def suggest(trial: Any) -> dict[str, Any]:
-    """The settings that are searched, by the keys of config.yaml."""
     return {
         "model.patch_size": trial.suggest_categorical("patch_size", PATCHES),
         "model.mask_ratio": trial.suggest_float("mask_ratio", 0.5, 0.9, step=0.05),
@@ -97,7 +98,7 @@ def objective(trial: Any, words: list[str]) -> float:
 
 
 # Table, pictures, and the best settings as a configuration.
-def report(study: Any, folder: Path) -> None:
+def report(study: Any, folder: Path, words: list[str]) -> None:
     table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
     table.columns = table.columns.str.replace("params_|user_attrs_", "", regex=True)
     table = table.sort_values("value")
@@ -113,11 +114,11 @@ def report(study: Any, folder: Path) -> None:
     (folder / "best.yaml").write_text(yaml.safe_dump(best))
     where = os.path.relpath(folder)
     print(f"look at {where}: intermediate_values.png, slice.png, trials.csv; to train the best:")
-    print(f"  uv run python lightning_train.py -c {where}/best.yaml")
+    print("  uv run python lightning_train.py", *map(shlex.quote, words), f"-c {where}/best.yaml")
 
 
+# Search, or go on searching; report.
 def main() -> None:
-    """Search, or go on searching; report."""
     chosen, _ = read_options(__doc__, {"trials": 12, "name": "small"}, SHORT)
     folder = results_folder(f"study/{chosen.name}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -133,7 +134,7 @@ def main() -> None:
     for _ in tqdm(range(chosen.trials), "trials", disable=None):
         # A training that diverges fails; the search goes on.
         study.optimize(lambda trial: objective(trial, chosen.words), 1, catch=(UserError,))
-    report(study, folder)
+    report(study, folder, chosen.words[len(SHORT) :])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Uploader(threading.Thread):
         add_name(path, snapshot)
         with self.changed:
             if older := self.waiting.pop(path.name, None):
-                older.unlink()
+                older.unlink(missing_ok=True)
             self.waiting[path.name] = snapshot
             self.changed.notify_all()
 
@@ -67,7 +68,7 @@ class Uploader(threading.Thread):
                 if self.error and name not in self.waiting:
                     self.waiting[name] = snapshot  # again, unless a newer one waits
                 else:
-                    snapshot.unlink()
+                    snapshot.unlink(missing_ok=True)
                 self.is_busy = False
                 self.changed.notify_all()
                 self.changed.wait(PAUSE if self.error else 0)
@@ -117,10 +118,14 @@ class CloudUploadCallback(Callback):
     def load_state_dict(self, state: dict[str, str | None]) -> None:
         self.run_name = self.run_name or state["run_name"]
 
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.epoch, self.step = trainer.current_epoch, trainer.global_step
+    # Not in on_train_start, which Lightning skips if nothing is left to train: what an outage has
+    # kept out of the cloud is then uploaded by the same command.
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if self.path:
             self.open(Path(trainer.default_root_dir))
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.epoch, self.step = trainer.current_epoch, trainer.global_step
 
     @rank_zero_only
     def open(self, run: Path) -> None:
@@ -148,8 +153,9 @@ class CloudUploadCallback(Callback):
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             written = path.stat().st_mtime_ns
             if not path.stem.endswith(".previous") and self.offered.get(path.name) != written:
-                self.uploader.offer(path)
-                self.offered[path.name] = written
+                with suppress(OSError):  # a copy for which there is no room; the training goes on
+                    self.uploader.offer(path)
+                    self.offered[path.name] = written
 
     def on_fit_end(self, *_: object) -> None:
         if missing := self.finish(PATIENCE):
@@ -170,9 +176,11 @@ class CloudUploadCallback(Callback):
             self.offer_new()
             uploader.flush(seconds)
         self.uploader = None
+        if self.on_end and not self.offered:
+            missing.append(f"any checkpoint of {self.checkpoints}")
         for name in sorted(self.offered):
             step = read_step(self.checkpoints / name)
-            is_uploaded = uploader.uploaded.get(name) == step
+            is_uploaded = uploader.uploaded.get(name, -1) == step
             missing += [name] if self.on_end and not is_uploaded else []
             state = "uploaded" if is_uploaded else f"NOT UPLOADED ({uploader.error or 'too slow'})"
             print(f"cloud     {name} of step {step}: {state}", flush=True)

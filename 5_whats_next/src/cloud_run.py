@@ -47,8 +47,8 @@ class CloudFolder:
 
         try:
             return sync(self.fs.loop, limited)
-        except FileNotFoundError:
-            raise
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.url}: {error}") from error
         except Exception as error:
             reason = str(error) or f"no answer in {seconds:.0f} s"
             raise UserError(f"{self.url}: {type(error).__name__} {reason}") from error
@@ -66,11 +66,13 @@ class CloudFolder:
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.request("_get_file", f"{self.path}/{name}", str(part), size=size)
+            if digest(part) != sha256:
+                raise UserError(f"{self.url}: {name} is damaged")
+            part.replace(path)
         except FileNotFoundError as error:
             raise UserError(f"{self.url}: {name} is missing") from error
-        if digest(part) != sha256:
-            raise UserError(f"{self.url}: {name} is damaged")
-        part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     def write(self, name: str, text: str) -> None:
         self.request("_pipe_file", f"{self.path}/{name}", text.encode())
@@ -128,9 +130,14 @@ def upload_checkpoint(folder: CloudFolder, run: Path, path: Path, name: str) -> 
 def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
     """Download the newest intact checkpoint of each name that has more steps than the disk."""
     names = set[str]()
-    entries = folder.checkpoints(seconds=7)  # little patience: a wrong address is found soon
+    listed = folder.checkpoints(seconds=7)  # little patience: a wrong address is found soon
+    entries = [entry for entry in listed if entry["step"] > step]
+    # These first: once a checkpoint has its name, the next start takes the disk for complete.
+    for text in ("config.yaml", "metrics.csv") if entries else ():
+        run.mkdir(parents=True, exist_ok=True)
+        (run / text).write_text(folder.read(text))
     for entry in entries:
-        if entry["step"] <= step or entry["name"] in names:
+        if entry["name"] in names:
             continue
         try:
             path = run / "checkpoints" / entry["name"]
@@ -141,8 +148,6 @@ def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
             print(f"resume    skipped: {error}", flush=True)
     if entries and not names and not step:
         raise UserError(f"{folder.url} has no checkpoint that is intact")
-    for text in ("config.yaml", "metrics.csv") if names else ():
-        (run / text).write_text(folder.read(text))
 
 
 def find_run(run: Path, policy: Literal["auto", "must", "never"], cloud: str) -> Path | None:

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from src.errors import GracefulInterrupt
 
-# Clusters kill 30 seconds after SIGTERM or later. In this time the step has to end, its checkpoint
-# has to be written, and uploads get what is left.
-PATIENCE = 24.0  # seconds
+# Many machines kill 30 seconds after SIGTERM; a cluster's job may have more. In this time the step,
+# or a validation, has to end, its checkpoint has to be written, and uploads get what is left.
+PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
 
 
 class TimedInterrupt(GracefulInterrupt):

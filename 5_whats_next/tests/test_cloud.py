@@ -177,7 +177,8 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
     assert rows(folder) == [row for row in whole if int(row["step"]) <= step]
     assert newest_intact(folder / "checkpoints")[1] == step
     proxy.faults = []
-    assert find_run(folder, "must", RUNS) == folder / "checkpoints" / "last.ckpt"
+    training(monkeypatch, tmp_path)  # the same command again, also if nothing is left to train
+    assert "last.ckpt of step 12: uploaded" in capsys.readouterr().out
 
 
 # With the blog's arguments. Broken by: no local_dir.
