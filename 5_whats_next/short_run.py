@@ -20,10 +20,11 @@ from src.config import CHAPTER, parse_config
 # A script's own options, with these defaults, and the settings of the training.
 def read_options(doc: Any, options: dict[str, Any], first: list[str]) -> tuple[Any, Any]:
     # `first` are settings that the command line overrides.
-    parser = argparse.ArgumentParser(description=doc, allow_abbrev=False)
+    more = "and all settings of lightning_train.py; its --help explains them"
+    parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, default in options.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help="%(default)s")
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="by default %(default)s")
     chosen, words = parser.parse_known_args()
     chosen.words = [*first, *words]
     return chosen, parse_config(doc, chosen.words, *CLASSES)[0]
