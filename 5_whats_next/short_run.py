@@ -23,8 +23,10 @@ def read_options(doc: Any, options: dict[str, Any], first: list[str]) -> tuple[A
     more = "and all settings of lightning_train.py; its --help explains them"
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    for name, default in options.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help="by default %(default)s")
+    for name, value in options.items():
+        parser.add_argument(
+            f"--{name}", type=type(value), default=value, help="default %(default)s"
+        )
     chosen, words = parser.parse_known_args()
     chosen.words = [*first, *words]
     return chosen, parse_config(doc, chosen.words, *CLASSES)[0]
