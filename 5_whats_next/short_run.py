@@ -24,9 +24,7 @@ def read_options(doc: Any, options: dict[str, Any], first: list[str]) -> tuple[A
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, value in options.items():
-        parser.add_argument(
-            f"--{name}", type=type(value), default=value, help="default %(default)s"
-        )
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default {value}")
     chosen, words = parser.parse_known_args()
     chosen.words = [*first, *words]
     return chosen, parse_config(doc, chosen.words, *CLASSES)[0]
