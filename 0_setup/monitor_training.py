@@ -30,7 +30,8 @@ def main() -> int:
     tracker = OfflineEmissionsTracker(
         country_iso_code=settings.country, output_dir=str(folder), log_level="error"
     )
-    # Ctrl-C reaches the command as well, which saves and ends; then this script reports.
+    # Ctrl-C reaches the command as well, which saves and ends; then this script reports. Not
+    # SIG_IGN, which the command would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
     shell = f"({settings.command}) 2>&1 | tee -i {shlex.quote(str(folder / 'log.txt'))}"
     with tracker:

@@ -32,7 +32,7 @@ class LightningSettings(TrainerSettings):
     Args:
         devices: devices of each machine, with one process for each.
         num_nodes: machines.
-        strategy: auto takes ddp for several devices; our clipping and pictures know no other.
+        strategy: auto takes ddp for several devices; our clipping works with no other.
     """
 
     devices: PositiveInt = 1
@@ -45,9 +45,10 @@ def main() -> None:
     classes = AutoencoderModule, FieldDataModule, LightningSettings
     config, resolved = parse_config(__doc__, None, *classes)
     settings, seed = config.trainer, config.seed_everything
-    choose_device(settings.accelerator)
+    choose_device(settings.accelerator)  # one line of error if there is none; Lightning chooses
     folder = Path(config.resume or ".").resolve()  # ModelCheckpoint compares paths
-    # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
+    # Each rank runs this script, from the first line on. Rank 0 alone makes a folder; the others
+    # get None, and write nothing.
     if not config.resume and (new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)):
         folder = new
         (folder / "config.yaml").write_text(resolved)
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
-    """An object of its section, with those of the shared settings that it has arguments for."""
+    """Instantiate a class with its section, and with the shared settings that it accepts."""
     known = inspect.signature(kind).parameters
     return kind(**vars(settings), **{name: shared[name] for name in shared if name in known})
 

@@ -96,7 +96,7 @@ def train(
     picture_every = trainer.picture_every_n_epochs or trainer.max_epochs
     # The loader asks for the step when an epoch begins: a resumed run may begin in the middle.
     train_loader, val_loader = loaders.train_loader(lambda: state.step), loaders.val_loader()
-    bar = tqdm(total=total_steps, unit="step", disable=not tracker or None)
+    bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=not tracker or None)
     stop = False
     while state.step < total_steps and not stop:
         epoch, first = state.step // loaders.steps_per_epoch, state.step
@@ -121,12 +121,12 @@ def train(
             if state.step % loaders.steps_per_epoch == 0:
                 sums = evaluate(state.model, val_loader, baselines={})["masked autoencoder"]
                 scores = to_scores(sum_over_ranks(sums), loaders.val_set)
-                if tracker is None:
+                if tracker is None:  # rank 0 writes. The epoch is over, so no break is needed
                     continue
                 tracker.log(state.step, epoch, scores)
                 shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
                 bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}")
-                # The best one first: after a crash in between, the epoch's end comes again.
+                # best.pt first: after a crash between the two, the epoch's end comes again.
                 if scores["val_loss"] < state.best_loss:
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")

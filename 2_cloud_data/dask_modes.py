@@ -26,7 +26,7 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def read(mode: Any, batches: list[list[int]]) -> tuple[float, float, float]:
+def measure(mode: Any, batches: list[list[int]]) -> tuple[float, float, float]:
     """Samples per second, memory at most (MB), and the sum of the last sample's values."""
     settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
     # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
@@ -43,7 +43,7 @@ def read(mode: Any, batches: list[list[int]]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Take five turns with each of them, and print the medians."""
+    """Measure each mode five times, and print the medians."""
     indices = np.random.default_rng(0).permutation(len(CloudDataset("train")))
     batches = indices[: 12 * 16].reshape(12, 16).tolist()
     results = defaultdict(list)
@@ -51,7 +51,8 @@ def main() -> None:
     # own: nothing of the other ways is in its memory.
     for mode in tqdm(MODES * 5, unit="turn", disable=None):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            results[mode].append(process.submit(read, mode, batches).result())
+            results[mode].append(process.submit(measure, mode, batches).result())
+    # All of them have read the same values.
     assert len({value for turns in results.values() for *_, value in turns}) == 1
     print("scheduler          samples/s   to none   memory, MB")
     base = statistics.median(speed for speed, *_ in results["none"])

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 def main() -> None:
     """Read in this process, then start workers in three ways."""
     dataset = CloudDataset("train")
-    dataset[0]
+    dataset[0]  # starts the threads that a fork does not copy
     for method in ("fork", "forkserver", "spawn"):
         loader = DataLoader(dataset, 4, num_workers=1, multiprocessing_context=method, timeout=15)
         try:

@@ -35,12 +35,12 @@ def fetch(open_dataset: Any, options: argparse.Namespace) -> None:
         minimum_latitude=options.box[2],
         maximum_latitude=options.box[3],
         start_datetime=f"{options.start}-01",
-        end_datetime=f"{options.end + 1}-01",
+        end_datetime=f"{options.end + 1}-01",  # counts in months
     )
     # Where the service has nothing in the period, it gives the day that comes next to it.
     fields = fields.sel(time=slice(str(options.start), str(options.end)))
     fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
-    # With the request in its attributes, the store of another region or period is not gone on with.
+    # The attributes hold the request, so that another request does not continue this store.
     fields.attrs = {name: str(value) for name, value in vars(options).items()}
     build(options.url, fields, (16, 128, 128), (0, fields.sizes["time"] * 4 // 5))
 

@@ -34,33 +34,35 @@ from utils import Timed, collate, memory, read_configurations
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """Serve batches to a training step that takes ``train_step_time`` seconds."""
-    # Five times for each batch: its loading began and ended, the training asked for it, got it, and
-    # was done with it. The first batch counts from the opening of the store on.
-    began = time.perf_counter()
+    # Five time stamps for each batch: loading starts, loading ends, the training asks for it, gets
+    # it, is done with it. The first batch counts from the opening of the store on.
+    opened = time.perf_counter()
     dataset = pkgutil.resolve_name(settings["dataset"])("train", **settings["dataset_args"])
     workers = settings["num_workers"]
+    # For its order and options only; nothing is validated, so one dataset serves as both splits.
     loaders = Loaders(lambda split: dataset, settings["batch_size"], workers)
-    batches: Any = TrainBatches(**loaders.whole_batches(lambda: 0))
+    batches: Any = TrainBatches(**loaders.batch_arguments(lambda: 0))
     timed = Timed(dataset, settings.get("dask_threads"))
     if hasattr(dataset, "prefetch") and not workers:
         batches = LookAhead(batches, timed)
     keys = ["pin_memory", *(["prefetch_factor", "persistent_workers"] if workers else [])]
-    options = loaders.settings() | {key: settings[key] for key in keys}
+    options = loaders.options() | {key: settings[key] for key in keys}
     steps: list[list[float]] = []
     asked = time.perf_counter()
-    for begun, ended, _ in DataLoader(timed, batch_sampler=batches, collate_fn=collate, **options):
+    for start, end, _ in DataLoader(timed, batch_sampler=batches, collate_fn=collate, **options):
         got = time.perf_counter()
         time.sleep(settings["train_step_time"])  # a GPU computes, and this process is free
         done = time.perf_counter()
-        steps.append([begun, ended, asked, got, done])
+        steps.append([start, end, asked, got, done])
         asked = done
         if len(steps) == settings["warmup"] + settings["batches"]:
             break
-    return {"first_batch": steps[0][3] - began, "steps": steps}
+    return {"first_batch": steps[0][3] - opened, "steps": steps}
 
 
 def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     """Samples per second, and the part of the time in which the training was busy."""
+    # The end of the last warm-up batch starts the clock.
     steps = result["steps"][settings["warmup"] - 1 :]
     seconds = steps[-1][4] - steps[0][4]
     waited = sum(got - asked for _, _, asked, got, _ in steps[1:])
@@ -69,7 +71,7 @@ def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, flo
 
 
 def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
-    """Measure in a new process, without caches and workers of the configuration before."""
+    """Measure in a new process, where nothing is left of the configuration before."""
     network = slow_network(settings["delay"]) if settings["delay"] else nullcontext()
     with network, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         pid, peak = process.submit(os.getpid).result(), 0.0
@@ -94,7 +96,8 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
     log.parent.mkdir(exist_ok=True)
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     rows = [row for row in rows if configurations.get(row["name"]) == row["settings"]]
-    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))  # for the pictures
+    # Without the rows of configurations that have changed, also for the pictures.
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     # In turns, so that a busy machine slows all of them.
     turns = [(name, number) for number in range(repeats) for name in configurations]
     finished = {(row["name"], row["turn"]) for row in rows}

@@ -34,7 +34,7 @@ TEXTS = {
 NUM_BATCHES = 100  # in each of three rounds
 
 
-def objects(dataset: FastDataset, indices: list[int]) -> set[str]:
+def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
     """The names of the distinct objects that a batch needs."""
     sizes = [dataset.lazy_fields.sizes[axis] for axis in AXES]
     places: set[tuple[int, ...]] = set()
@@ -51,15 +51,16 @@ def objects(dataset: FastDataset, indices: list[int]) -> set[str]:
 
 def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> None:
     """Get the objects of each batch, with as many batches under way as in the loader."""
-    flying: dict[str, ts.Future] = {}
-    coming: deque[list[ts.Future]] = deque()
+    in_flight: dict[str, ts.Future] = {}
+    queue: deque[list[ts.Future]] = deque()
+    # In the last rounds nothing is asked for: they collect the batches under way.
     for names in [*needed, *[set[str]()] * batches_ahead]:
         # As in the loader, an object that is on its way is not asked for again.
-        new = [name for name in names if name not in flying or flying[name].done()]
-        flying |= {name: store.read(name) for name in new}
-        coming.append([flying[name] for name in names])
-        if len(coming) > batches_ahead:
-            for future in coming.popleft():
+        new = [name for name in names if name not in in_flight or in_flight[name].done()]
+        in_flight |= {name: store.read(name) for name in new}
+        queue.append([in_flight[name] for name in names])
+        if len(queue) > batches_ahead:
+            for future in queue.popleft():
                 assert future.result().state == "value", "an object is missing"
 
 
@@ -75,18 +76,20 @@ def main(
         step_time: seconds of your model's training step, for a batch of 32 windows.
         packed: read the copy with all variables in each chunk.
     """
+    # The row of the ladder with all of the reader's defaults: both measure the same windows.
     ladder = read_configurations(CHAPTER / "benchmark_configs" / "ladder.yaml")
     settings = ladder["256 requests, the default"]["dataset_args"] | {"packed": packed}
     dataset = FastDataset("train", **settings)
     order = epoch_order(len(dataset), seed=0, epoch=0)
     batches = np.array(order[: 32 * NUM_BATCHES]).reshape(-1, 32).tolist()
-    needed = [objects(dataset, batch) for batch in batches]
+    needed = [object_names(dataset, batch) for batch in batches]
     seconds: dict[str, list[float]] = {"store": [], "loader": [], "decoding": []}
     with slow_network(delay) if delay else nullcontext():
         context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
-        place = spec(dataset.url, "", dataset.anonymous)["kvstore"]
-        place["path"] = place["path"].removesuffix("/")
-        store = ts.KvStore.open(place, context=context).result()
+        # The store's folder: spec() puts a slash behind the name of an array, which is empty here.
+        kvstore = spec(dataset.url, "", dataset.anonymous)["kvstore"]
+        kvstore["path"] = kvstore["path"].removesuffix("/")
+        store = ts.KvStore.open(kvstore, context=context).result()
         for _ in tqdm(range(3), unit="round", disable=None):
             start = time.perf_counter()
             get_raw(store, needed, dataset.batches_ahead)

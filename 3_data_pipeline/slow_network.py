@@ -25,11 +25,11 @@ def slow_network(delay: float) -> Iterator[None]:
     address = connect()["AWS_ENDPOINT_URL"].removeprefix("http://").split(":")
     # A process of its own: it must not share a processor's time with a reader's threads.
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=run, args=(address, delay, there), daemon=True)
+    parent_end, child_end = spawn.Pipe()
+    process = spawn.Process(target=run_proxy, args=(address, delay, child_end), daemon=True)
     process.start()
-    there.close()  # so that nobody waits for a process that has failed
-    os.environ["EMBEDDED_S3_ENDPOINT"] = here.recv()
+    child_end.close()  # so that nobody waits for a process that has failed
+    os.environ["EMBEDDED_S3_ENDPOINT"] = parent_end.recv()
     try:
         yield
     finally:
@@ -38,7 +38,7 @@ def slow_network(delay: float) -> Iterator[None]:
         process.join()
 
 
-def run(address: list[str], delay: float, parent: Connection) -> None:
+def run_proxy(address: list[str], delay: float, parent: Connection) -> None:
     """Serve, until the process is killed: at Ctrl-C a training may need one more batch."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve(address, delay, parent))
@@ -55,7 +55,7 @@ async def serve(address: list[str], delay: float, parent: Connection) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
-    """Pass on what comes, ``delay`` seconds later."""
+    """Pass on what comes, each read ``delay`` seconds later; a request to read is one."""
     with suppress(ConnectionError):  # a client that goes away
         while data := await reader.read(1 << 20):
             await asyncio.sleep(delay)
@@ -64,6 +64,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, lambda *_: None)  # is the command's affair
+    # The command gets Ctrl-C, too, and decides. Not SIG_IGN, which it would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
     with one_line_errors(), slow_network(float(sys.argv[1])):
         sys.exit(subprocess.call(sys.argv[2:]))

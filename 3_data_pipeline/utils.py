@@ -18,26 +18,26 @@ class Timed(Dataset):
     # The clock is the same for all processes of a machine, so workers can be compared.
     def __init__(self, dataset: Any, dask_threads: int | None) -> None:
         self.dataset, self.dask_threads = dataset, dask_threads
-        self.begun: dict[tuple[int, ...], float] = {}
-        # What LookAhead needs.
+        self.starts: dict[tuple[int, ...], float] = {}
+        # What LookAhead needs: it clears this dictionary, which is the dataset's own.
         self.batches_ahead = getattr(dataset, "batches_ahead", 0)
-        self.coming = getattr(dataset, "coming", {})
+        self.requested = getattr(dataset, "requested", {})
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        self.begun.setdefault(tuple(indices), time.perf_counter())
+        self.starts.setdefault(tuple(indices), time.perf_counter())
         self.dataset.prefetch(indices)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[float, float, Any]:
-        begun = self.begun.pop(tuple(indices), time.perf_counter())
+        start = self.starts.pop(tuple(indices), time.perf_counter())
         with dask.config.set(num_workers=self.dask_threads):
             if hasattr(self.dataset, "__getitems__"):
                 samples = self.dataset.__getitems__(indices)
             else:
                 samples = [self.dataset[index] for index in indices]
-        return begun, time.perf_counter(), samples
+        return start, time.perf_counter(), samples
 
 
 def collate(timed: Any) -> tuple[float, float, Any]:
@@ -69,7 +69,7 @@ def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
         merged = defaults | (changes or {})
         merged["dataset_args"] = defaults["dataset_args"] | merged["dataset_args"]
         # What workers have loaded in advance would count as if it had taken no time.
-        ready = merged["num_workers"] * merged["prefetch_factor"]
-        merged["warmup"] = max(1, merged["warmup"], ready)
+        prefetched = merged["num_workers"] * merged["prefetch_factor"]
+        merged["warmup"] = max(1, merged["warmup"], prefetched)
         configurations[name] = merged
     return configurations

@@ -38,6 +38,7 @@ class CountStep(Callback):
             self.contexts.enter_context(hooks)
             self.counter = self.contexts.enter_context(FlopCounterMode(display=False))
 
+    # Each storage of the step counts once; of micro-batches, those of all parts.
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.weights:
@@ -65,10 +66,10 @@ def step_flops(model: MaskedAutoencoder) -> float:
     dim, decoder_dim = encoder.embed.out_features, decoder.embed.out_features
     blocks = len(encoder.blocks) * block_flops(visible, dim)
     blocks += len(decoder.blocks) * block_flops(tokens, decoder_dim)
-    # Each patch comes with what of it is valid; these inputs need no gradient.
+    # The input of a patch is its values and which of them are valid; the input needs no gradient.
     embed = 2 * 2 * visible * (2 * patch) * dim
-    between, head = visible * dim * decoder_dim, tokens * decoder_dim * patch
-    return embed + blocks + 3 * 2 * (between + head)
+    projection, head = visible * dim * decoder_dim, tokens * decoder_dim * patch
+    return embed + blocks + 3 * 2 * (projection + head)
 
 
 def machine_speed(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
@@ -99,7 +100,7 @@ def main() -> None:
     seconds = pd.DataFrame(timer.seconds())["total"][WARMUP:].median()
     dtypes = {"32": torch.float32, "bf16-mixed": torch.bfloat16}
     product, copy = machine_speed(device, dtypes.get(chosen.precision, torch.float16))
-    # The least that a step moves: what is kept is written and read; the rest, too.
+    # The least that a step moves: what is kept, and the state, are each written and read once.
     compute, move = flops / product, 2 * (kept + state) / copy
     print(describe(cli.trainer, chosen.precision))
     print(f"counted     {flops / 1e9:.3f} GFLOP")

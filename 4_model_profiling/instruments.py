@@ -43,7 +43,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 def import_class(path: str, kind: type) -> Any:
     """A subclass of ``kind``. Raises UserError if there is none of that name."""
-    sys.path.insert(0, str(Path.cwd()))  # those that lie in the folder of the command
+    sys.path.insert(0, str(Path.cwd()))  # classes in the current folder can be imported then
     try:
         loaded: Any = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -56,7 +56,7 @@ def import_class(path: str, kind: type) -> Any:
 def build(
     chosen: argparse.Namespace, overrides: list[str], folder: str, callbacks: list[Callback]
 ) -> LightningCLI:
-    """Module, data and Trainer with all callbacks and these; ``folder`` for what they write."""
+    """Module, data and Trainer with the config's callbacks and these, which write to ``folder``."""
     os.environ.setdefault("WANDB_MODE", "disabled")  # to start it would take longer than the steps
     model_class = import_class(chosen.model_class, L.LightningModule)
     data_class = import_class(chosen.data_class, L.LightningDataModule)
@@ -65,13 +65,15 @@ def build(
         raise UserError(f"--precision {chosen.precision}: needs a GPU; 32 and bf16-mixed do not")
     is_ours = issubclass(model_class, AutoencoderModule)
 
+    # Without a subcommand (run=False) the parent's hook has no section to read.
     class Instrument(AutoencoderCLI if is_ours else LightningCLI):  # type: ignore[misc]
         def before_instantiate_classes(self) -> None:
             self.config.trainer.default_root_dir = str(new_run_folder(Path(folder)))
 
     trainer = [f"--trainer.precision={chosen.precision}", f"--trainer.accelerator={device}"]
-    # Lightning starts the other ranks with the words of this command, once it trains.
-    words, sys.argv[1:] = sys.argv[1:], [f"--config={chosen.config}", *trainer, *overrides]
+    # Not LightningCLI(args=...), which warns if sys.argv has words, too. They are put back below:
+    # Lightning starts the other ranks with them.
+    original, sys.argv[1:] = sys.argv[1:], [f"--config={chosen.config}", *trainer, *overrides]
     cli = Instrument(
         model_class,
         data_class,
@@ -81,7 +83,7 @@ def build(
         parser_kwargs={"allow_abbrev": False},
         trainer_defaults={"callbacks": callbacks},
     )
-    sys.argv[1:] = words
+    sys.argv[1:] = original
     return cli
 
 
@@ -89,8 +91,8 @@ def fit(cli: LightningCLI, profiler: Profiler) -> None:
     """Train, watched by a profiler. Raises UserError if there was no batch."""
     if cli.trainer.progress_bar_callback and not sys.stderr.isatty():
         cli.trainer.progress_bar_callback.disable()
-    cli.trainer.profiler = profiler
-    with redirect_stdout(sys.stderr):  # the command's own output are the figures
+    cli.trainer.profiler = profiler  # now: a StepTimer needs the device that the Trainer has chosen
+    with redirect_stdout(sys.stderr):  # stdout is kept for the results
         cli.trainer.fit(cli.model, cli.datamodule)
     if not cli.trainer.global_step:
         raise UserError("the training loader has no batch: fewer samples than batch_size?")

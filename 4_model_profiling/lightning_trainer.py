@@ -1,9 +1,8 @@
-"""The same training from the command line that LightningCLI makes of the signatures.
+"""The same training, with the command line that LightningCLI makes from the signatures."""
 
-uv run python -m lightning_trainer fit -c config/cli_config.yaml
-uv run python -m lightning_trainer fit -c config/two_processes.yaml
-uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
-"""
+# uv run python -m lightning_trainer fit -c config/cli_config.yaml
+# uv run python -m lightning_trainer fit -c config/two_processes.yaml
+# uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
 
 from pathlib import Path
 
@@ -26,11 +25,12 @@ class AutoencoderCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_function_arguments(make_optimizer, "optimizer", skip={"model", "total_steps"})
         parser.link_arguments("optimizer", "model.optimizer", compute_fn=plain)
+        # LightningCLI's seed_everything may be a bool; a seed is a number.
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def before_instantiate_classes(self) -> None:
-        """Each run gets a folder of its own; a training that goes on keeps its checkpoint's."""
+        """Each run gets a folder of its own; a resumed training stays in its checkpoint's."""
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and not config.ckpt_path:
             raise UserError("--ckpt_path: name a checkpoint, or untrained weights are scored")
@@ -45,8 +45,8 @@ def main() -> None:
     AutoencoderCLI(
         AutoencoderModule,
         FieldDataModule,
-        auto_configure_optimizers=False,
-        save_config_kwargs={"overwrite": True},
+        auto_configure_optimizers=False,  # the module makes its optimizer
+        save_config_kwargs={"overwrite": True},  # a resumed run writes its config.yaml again
         parser_kwargs={"allow_abbrev": False} | dict.fromkeys(LightningCLI.subcommands(), DEFAULT),
     )
 

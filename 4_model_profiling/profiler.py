@@ -42,7 +42,7 @@ def main() -> None:
             if report.suffix == ".txt" and name != "advanced":  # the advanced one is long
                 lines = [line for line in report.read_text().splitlines() if "---" not in line]
                 print(*(" ".join(line.split())[:100] for line in lines[:15]), sep="\n")
-    print("look at the trace: https://ui.perfetto.dev, Open trace file (or chrome://tracing)")
+    print("look at a trace (.json): https://ui.perfetto.dev, Open trace file")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def train(
                 tracker.log(state.step, epoch, scores)
                 shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
                 bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}")
-                # The best one first: after a crash in between, the epoch's end comes again.
+                # best.pt first: after a crash between the two, the epoch's end comes again.
                 if scores["val_loss"] < state.best_loss:
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
@@ -118,7 +118,7 @@ def train(
 
 def train_step(state: TrainingState, output: Output, clip: float) -> float:
     """Take one optimiser step and return the loss. Raises UserError if it is not finite."""
-    # The mean over hidden ocean values. A batch that is all land has none and gives a loss of 0.
+    # The mean over hidden ocean values. A batch that is all land has none: its loss is 0.
     loss = output.squared_error / output.valid_count.clamp(min=1)
     state.optimizer.zero_grad()
     loss.backward()

@@ -1,4 +1,4 @@
-"""The same training as a first version of it may look: right, and slow."""
+"""The same training, as a first version is often written: correct, and slow."""
 
 # Each form here is the straightforward one, which many programs have. step_ladder.py replaces one
 # after the other, and the losses stay the same.
@@ -39,8 +39,8 @@ class SlowModule(AutoencoderModule):
     """AutoencoderModule with forms that can be replaced one by one.
 
     Args:
-        fused_attention: compute it in pieces; without, all scores are in memory.
-        batched_masks: make those of a batch at once; without, in a loop over the samples.
+        fused_attention: PyTorch's fused kernel; without it all scores are in memory.
+        batched_masks: all masks of a batch at once; without, in a loop over the samples.
         fill_memory: write NaN to each new tensor before its values, PyTorch's deterministic mode.
         waits: look at the loss and the gradient in each step, for which a GPU has to be ready.
         settings: those of AutoencoderModule and of its model.
@@ -65,7 +65,7 @@ class SlowModule(AutoencoderModule):
         for module in self.model.modules():
             if isinstance(module, Attention) and not self.fused_attention:
                 module.__class__ = ExplicitAttention  # the weights are the same
-        # The function that the model's forward calls; all models of this process do.
+        # The forward of all models of this process calls this function; each rung has a process.
         forms: Any = {True: random_mask, False: masks_one_by_one}
         pytorch_model.random_mask = forms[self.batched_masks]
 

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 # Each rung adds its settings to those of the rungs before it.
 RUNGS = {
+    # Logging every step also means the check for finite numbers, which waits, in every step.
     "first version": ["--trainer.log_every_n_steps=1"],
     "masks of a batch at once": ["--model.batched_masks=true"],
     "memory is not filled": ["--model.fill_memory=false"],
@@ -34,7 +35,7 @@ RUNGS = {
     "fused AdamW": ["--optimizer.fused=true"],
     "torch.compile": ["--model.compile=true"],
 }
-# Not rungs: each by itself on top of all of them.
+# Not rungs: each is added by itself to the last one.
 VARIANTS = {
     "a batch of 64": ["--data.batch_size=64"],
     "4 micro-batches": ["--model.micro_batches=4"],
@@ -63,10 +64,10 @@ def main() -> None:
     rungs = dict(zip(RUNGS, accumulate(RUNGS.values()), strict=True))
     rungs |= {f"+ {name}": [*rungs.values()][-1] + more for name, more in VARIANTS.items()}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
-    # In turns, so that whatever else the machine does meets all of them.
+    # In turns, so that other load on the machine affects all of them.
     for name in tqdm([*rungs] * chosen.repeats, unit="run", disable=None):
         arguments = [*overrides, *rungs[name], f"--trainer.max_steps={WARMUP + chosen.steps}"]
-        # In a new process: memory and graphs of the rung before would be help or burden.
+        # In a new process: another rung's cached memory and compiled graphs must not count.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             runs[name].append(process.submit(measure, chosen, arguments).result())
     table = summarise(runs)

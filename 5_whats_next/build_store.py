@@ -46,7 +46,8 @@ def netcdf(
         chunk: steps, latitudes and longitudes of a chunk.
     """
     fields = xr.open_mfdataset(files, chunks={})
-    fields.attrs = {"files": str(sorted(files))}  # a build of other files does not go on with this
+    # So that a build of other files does not continue this one.
+    fields.attrs = {"files": str(sorted(files))}
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename({old: new for old, new in names.items() if old in fields.dims})
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")

@@ -42,6 +42,7 @@ def smooth(losses: list[float], steps: int) -> np.ndarray:
 # For each restart, the steps until the loss is as low as before it; infinite if never.
 def steps_until_back(run: Recorder, window: int) -> list[float]:
     rates, losses = np.array(run.rates), smooth(run.losses, window)
+    # A restart more than doubles the rate. So do the first steps of the warmup: before the peak.
     restarts = np.flatnonzero(rates[1:] > 2 * rates[:-1]) + 1
     waits = []
     for restart in restarts[restarts > np.argmax(rates)]:

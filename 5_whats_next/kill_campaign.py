@@ -41,6 +41,7 @@ class Case(NamedTuple):
 def train(case: Case, output: Path, script: str, **environment: str) -> str:
     words = ["-c", "config/campaign.yaml", f"--data.num_workers={case.workers}"]
     words += [f"--trainer.devices={case.ranks}", f"--trainer.output_dir={output}"]
+    # With the temporary folder's name: the cloud still has the runs of earlier campaigns.
     words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
     # A session of its own, so that the whole process group can be killed.
     settings: Any = {"cwd": CHAPTER, "env": os.environ | environment, "start_new_session": True}
@@ -48,35 +49,40 @@ def train(case: Case, output: Path, script: str, **environment: str) -> str:
     return subprocess.run([sys.executable, script, *words], **settings).stdout
 
 
-# What this script does in a training that is to be killed.
-def train_until_killed(last: int) -> None:
-    def begin(callback: StopAndSave, trainer: Any, *_: object) -> None:
-        if (trainer.global_step, trainer.global_rank) == (last, 0):
+# In the process that is to be killed: train, and kill the process group as a step begins.
+def train_until_killed(kill_step: int) -> None:
+    def kill_at_step(callback: StopAndSave, trainer: Any, *_: object) -> None:
+        if (trainer.global_step, trainer.global_rank) == (kill_step, 0):
             (upload,) = [c for c in trainer.callbacks if isinstance(c, CloudUploadCallback)]
-            if last > 1:  # the first checkpoint has to be in the cloud; a later one is on its way
+            # The first checkpoint is offered as step 1 begins, after this hook. From step 2 on one
+            # has to be in the cloud, and a later one is on its way.
+            if kill_step > 1:
                 with upload.uploader.changed:
                     upload.uploader.changed.wait_for(lambda: upload.uploader.uploaded)
             os.killpg(0, signal.SIGKILL)
 
-    StopAndSave.on_train_batch_start = begin
+    # A callback of every training, which runs before the upload of the same step.
+    StopAndSave.on_train_batch_start = kill_at_step
     lightning_train.main()
 
 
-# metrics.csv of the only run in a folder, but for the column that is a measurement.
+# metrics.csv of the only run in a folder, without its measured column.
 def rows(output: Path) -> list[dict[str, str]]:
     (path,) = output.glob("*/metrics.csv")
     with path.open(newline="") as file:
         return [row | {"samples_per_second": ""} for row in csv.DictReader(file)]
 
 
-# Kill, continue and compare; tells on the screen if it does not.
+# Kill, resume, compare; prints the case if the curves differ.
 def comes_back(case: Case, output: Path, reference: list[dict[str, str]]) -> bool:
     killed = train(case, output, "kill_campaign.py", KILL_AT=str(case.step))
     if case.origin == "cloud":
         shutil.rmtree(output)
     text = train(case, output, "lightning_train.py")
-    is_new = "stopped: `max" in killed or (case.step > 1 and "training  steps 0 to" in text)
-    is_same = rows(output) == reference and not is_new
+    # Invalid: the first run ended before the kill ("stopped: `max_epochs`", says Lightning), or the
+    # second one began at step 0 although there was a checkpoint.
+    is_invalid = "stopped: `max" in killed or (case.step > 1 and "training  steps 0 to" in text)
+    is_same = rows(output) == reference and not is_invalid
     if not is_same:
         print(f"{case}: not the reference curve\n{killed}\n{text}")
     return is_same

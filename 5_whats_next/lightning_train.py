@@ -90,13 +90,14 @@ def begin_run(folder: Path, resolved: str) -> None:
 
 def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]:
     """The settings, also as YAML, the run's folder, and the checkpoint that it goes on from."""
+    # Needed before the settings are read: their file may have to be downloaded into this folder.
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
     early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
-    known, _ = early.parse_known_args(arguments)
-    if "://" in known.resume:
-        cloud, _, name = known.resume.rstrip("/").rpartition("/")
-        folder = CHAPTER / known.output_dir / name
+    early_options, _ = early.parse_known_args(arguments)
+    if "://" in early_options.resume:
+        cloud, _, name = early_options.resume.rstrip("/").rpartition("/")
+        folder = CHAPTER / early_options.output_dir / name
         find_run(folder, "must", cloud)
         arguments = [*arguments, f"--resume={folder}"]  # the last one counts
     config, resolved = parse_config(__doc__, arguments, *CLASSES)
@@ -110,7 +111,7 @@ def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]
         return config, resolved, new or Path(), None
     folder = CHAPTER / settings.output_dir / settings.run_name
     checkpoint = find_run(folder, settings.resume_policy, storage_path(settings.cloud_storage_path))
-    if checkpoint:  # its own settings count, and none of these may contradict them
+    if checkpoint:  # the saved settings apply; a setting given here must not contradict them
         config, resolved = parse_config(__doc__, [*arguments, f"--resume={folder}"], *CLASSES)
     return config, resolved, folder, checkpoint
 
@@ -148,7 +149,7 @@ def build_training(
 
 
 def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
-    """An object of its section, with those of the shared settings that it has arguments for."""
+    """Instantiate a class with its section, and with the shared settings that it accepts."""
     known = inspect.signature(kind).parameters
     return kind(**vars(settings), **{name: shared[name] for name in shared if name in known})
 

@@ -1,4 +1,4 @@
-"""Look before a training of days is paid for: about ten checks, each a line.
+"""Check everything before a long training: ten checks, a line for each.
 
 uv run python preflight.py -c config/real.yaml --price_per_hour 20
 
@@ -43,9 +43,9 @@ class Preflight:
 
     def device(self) -> str:
         kind = choose_device(self.config.trainer.accelerator).type
-        here = getattr(torch, kind).device_count()
-        if self.config.trainer.devices > here and kind != "cpu":
-            raise UserError(f"trainer.devices: {self.config.trainer.devices}; here are {here}")
+        available = getattr(torch, kind).device_count()
+        if self.config.trainer.devices > available and kind != "cpu":
+            raise UserError(f"trainer.devices: {self.config.trainer.devices}; here are {available}")
         name = torch.cuda.get_device_name() if kind == "cuda" else kind
         return f"{self.config.trainer.devices} x {name}, on {self.config.trainer.num_nodes} nodes"
 
@@ -73,10 +73,9 @@ class Preflight:
 
     def data(self) -> str:
         self.loaders = Loaders(**vars(self.config.data))
-        counts = f"{len(self.loaders.train_set)} training, {len(self.loaders.val_set)} validation"
-        return f"{counts} samples {self.loaders.train_set.sample_shape}"
+        return f"{len(self.loaders.train_set)} samples, and {len(self.loaders.val_set)} to validate"
 
-    # Statistics that belong to other data give samples far from 0 and 1.
+    # Wrong statistics give samples far from mean 0 and deviation 1.
     def sample(self) -> str:
         x, _ = self.loaders.train_set[0]
         values = x[~x.isnan()]
@@ -84,7 +83,7 @@ class Preflight:
         if not (abs(mean) < 3 and 0.03 < std < 10):  # also for NaN
             raise UserError(f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?")
         share = values.numel() / x.numel()
-        return f"mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
+        return f"{list(x.shape)}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
 
     # Workers hand batches over in /dev/shm; a full one kills them.
     def memory(self) -> str:
@@ -92,12 +91,13 @@ class Preflight:
         if not settings.num_workers or not place.exists():
             return "none needed"
         sample = 4 * torch.Size(self.loaders.train_set.sample_shape).numel()
-        # A batch of the validation has twice the samples, and its workers stay.
+        # 3: a training batch, and a validation batch of twice the size; both sets of workers stay.
         batches = self.config.trainer.devices * settings.num_workers * settings.prefetch_factor * 3
         return enough_room(batches * sample * settings.batch_size // self.ranks, place)
 
     # A few steps, on one device with its part of the batch.
     def step(self) -> str:
+        # This changes the settings: the checks that need the whole batch come before.
         self.config.data.batch_size //= self.ranks
         self.config.trainer.devices = self.config.trainer.num_nodes = 1
         self.run = short_training(self.config, Recorder(STEPS))
@@ -123,10 +123,9 @@ class Preflight:
         return f"{path} can be written and read"
 
 
-CHECKS = ["device", "precision", "batch", "cores", "data", "sample", "memory", "step", "disk"]
-CHECKS += ["cloud"]
-# Seconds for those that ask a server; the data's description has a limit of its own.
-LIMITS = {"sample": 5.0, "cloud": 5.0}
+CHECKS = [name for name in vars(Preflight) if not name.startswith("_")]  # in the order above
+# Seconds for those that ask a server; a store's metadata have the same limit (store.py).
+TIMEOUTS = {"sample": 5.0, "cloud": 5.0}
 
 
 # The mark and the line of a check, which may take so many seconds.
@@ -136,13 +135,13 @@ def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
     def work() -> None:
         try:
             result.append(("ok", check()))
-        except AttributeError:
-            result.append(("FAIL", "needs a check that has failed"))
         except Exception as error:  # whatever it is, the other checks go on
-            result.append(("FAIL", " ".join(str(error).split())))
+            is_missing = isinstance(getattr(error, "obj", None), Preflight)  # loaders or run
+            text = "needs a check that has failed" if is_missing else str(error)
+            result.append(("FAIL", " ".join(text.split())))
 
     if seconds:
-        # A daemon: one that waits for a server does not hold the process at its end.
+        # A daemon: a thread that waits for a server does not keep the process alive.
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(seconds)
@@ -158,7 +157,7 @@ def main() -> int:
     preflight: Any = Preflight(config, chosen.price_per_hour)
     marks = []
     for name in CHECKS:
-        mark, line = attempt(getattr(preflight, name), LIMITS.get(name))
+        mark, line = attempt(getattr(preflight, name), TIMEOUTS.get(name))
         print(f"{mark:<5} {name:<10} {line}", flush=True)
         marks.append(mark)
     return int("FAIL" in marks)

@@ -37,13 +37,13 @@ class EnoughStepsError(Exception):
 class Recorder(Callback):
     """What a training does in each step; it waits for the device, so that seconds are a step's."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most  # steps
+    def __init__(self, max_steps: int | None = None) -> None:
+        self.max_steps = max_steps
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.seconds: list[float] = []
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
-        self.kept: dict[int, int] = {}  # bytes that the first forward pass keeps, by their place
+        self.kept: dict[int, int] = {}  # bytes of what the first forward pass saves, by address
         self.hooks, self.parameters = ExitStack(), 0
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -69,7 +69,7 @@ class Recorder(Callback):
         wait_for_device()
         self.seconds.append(perf_counter() - self.start)
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
-        if len(self.losses) == self.most:
+        if len(self.losses) == self.max_steps:
             raise EnoughStepsError
 
     def on_validation_end(self, trainer: L.Trainer, *_: object) -> None:

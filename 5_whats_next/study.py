@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-# Short trainings, the same number of samples for each, in memory: a server would be slower.
+# Short trainings, the same number of samples for each; in memory, so that storage does not limit.
 SHORT = ["--trainer.max_epochs=4", "--data.dataset=OceanDataset"]
 BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size has to divide the block
 PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
@@ -63,7 +63,7 @@ def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
     """RMSE of the first variable at the hidden blocks."""
     # The validation loss does not compare models: larger patches and higher ratios are harder.
     device, ratio, sums = next(model.parameters()).device, model.mask_ratio, torch.zeros(2, 1)
-    model.mask_ratio = 0.0  # what is missing is hidden already, like land
+    model.mask_ratio = 0.0  # the blocks are NaN already, so the model hides nothing more
     for x, index in DataLoader(dataset, 32):
         hidden = hidden_blocks(x, index)
         seen = x.masked_fill(hidden, math.nan)
@@ -73,7 +73,7 @@ def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
     return to_scores(sums, dataset)[f"rmse_{dataset.variables[0]}"]
 
 
-# Reports the score after each epoch, and ends a trial that is worse than most at that time.
+# Reports the score after each epoch, and ends a trial that is worse than most were by then.
 class Pruner(Recorder):
     def __init__(self, trial: Any) -> None:
         super().__init__()
@@ -126,11 +126,13 @@ def main() -> None:
         storage=f"sqlite:///{folder}/study.db",
         study_name=chosen.name,
         load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=0),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )
+    # By the number of trials: with one seed, a search that goes on would draw the same ones again.
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
     if not study.trials:
         study.enqueue_trial(FIRST)
+    # One at a time, for the progress bar.
     for _ in tqdm(range(chosen.trials), "trials", disable=None):
         # A training that diverges fails; the search goes on.
         study.optimize(lambda trial: objective(trial, chosen.words), 1, catch=(UserError,))

@@ -28,6 +28,7 @@ class TrainingState:
         """Write a checkpoint."""
         objects = ("model", "optimizer", "scheduler")
         states = {name: getattr(self, name).state_dict() for name in objects}
+        # Their states replace the three objects; the other fields are saved as they are.
         save_atomic(vars(self) | states, path)
 
     def load(self, path: Path) -> None:

@@ -87,22 +87,22 @@ def parse_config(
         # The defaults of the signatures come first, then a file: that of a run to resume, one that
         # -c names, or config/config.yaml. Then the command line.
         file = [f"-c={known.resume or CHAPTER / 'config'}/config.yaml"]
-        config = parser.parse_args(
-            arguments if known.config and not known.resume else file + arguments
-        )
+        sources = arguments if known.config and not known.resume else file + arguments
+        config = parser.parse_args(sources)
         if known.resume:
             saved = parser.parse_args(file)
             for key in FIXED:
                 if config.get(key) != saved.get(key):
                     raise UserError(f"--resume: {key} differs from that of {known.resume}")
         resolved = parser.dump(config, skip_unset=False)
+        # Makes the dataset's factory. The sections stay settings: the train script passes them on.
         return parser.instantiate(config, instantiate_groups=False), resolved
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from error
 
 
 def choose_device(accelerator: str) -> torch.device:
-    """The device for auto, cuda, mps or cpu. Raises UserError if this machine has none such."""
+    """The device for auto, cuda, mps or cpu. Raises UserError if this machine does not have it."""
     available = [name for name in ("cuda", "mps") if getattr(torch, name).is_available()] + ["cpu"]
     if accelerator not in ("auto", *available):
         raise UserError(f"trainer.accelerator: {accelerator}; this machine has {available}")

@@ -119,7 +119,7 @@ def test_workers_draw_different_numbers_and_the_same_in_each_run(init):
     runs = []
     for seed in (0, 1):
         torch.manual_seed(seed)  # broken by: no generator in Loaders.settings
-        settings = Loaders(DummyDataset, num_workers=2).settings() | {"worker_init_fn": init}
+        settings = Loaders(DummyDataset, num_workers=2).options() | {"worker_init_fn": init}
         runs.append(torch.stack([*DataLoader(RandomNumbers(), None, sampler=range(8), **settings)]))
     assert runs[0].equal(runs[1])
     is_different = (runs[0][0::2] != runs[0][1::2]).all(dim=0)  # two workers take turns

@@ -38,6 +38,7 @@ def make_optimizer(
     # The factor is a function of the step alone, so a resumed run needs no more than that.
     def lr_factor(step: int) -> float:
         if step < warmup_steps:
+            # + 1: neither the first step has the rate 0, nor two steps the highest one.
             return (step + 1) / (warmup_steps + 1)
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -28,8 +28,9 @@ def test_the_command_line_refuses(monkeypatch, capsys, tmp_path):
     with pytest.raises(UserError, match="untrained weights"):
         call(monkeypatch, "test", script=lightning_trainer)
     monkeypatch.setattr(lightning_trainer, "CHAPTER", tmp_path)
-    with pytest.raises(UserError, match="an optimiser step per batch"):
-        call(monkeypatch, "fit", "--trainer.accumulate_grad_batches=2", script=lightning_trainer)
+    for setting in ("accumulate_grad_batches=2", "limit_train_batches=2"):
+        with pytest.raises(UserError, match="an optimiser step per batch"):
+            call(monkeypatch, "fit", f"--trainer.{setting}", script=lightning_trainer)
 
 
 def test_damaged_checkpoint_and_non_finite_loss(monkeypatch, tmp_path):
@@ -38,8 +39,7 @@ def test_damaged_checkpoint_and_non_finite_loss(monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(monkeypatch, tmp_path, *settings, script=lightning_train)
     folder = tmp_path / "run_1"
-    weights = saved(folder, "last.ckpt")["state_dict"].values()
-    assert all(weight.isfinite().all() for weight in weights)
+    assert all(w.isfinite().all() for w in saved(folder, "last.ckpt")["state_dict"].values())
     path, table = folder / "checkpoints" / "last.ckpt", rows(folder)
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(UserError, match=r"cannot resume from .*last.ckpt"):

@@ -48,7 +48,7 @@ def evaluate(
     model: nn.Module, loader: DataLoader, baselines: Mapping[str, Guess]
 ) -> dict[str, Tensor]:
     """The sums of ``squared_error`` over all samples, of the model and of ``baselines``."""
-    batches, device = defaultdict(list), next(model.parameters()).device
+    batch_sums, device = defaultdict(list), next(model.parameters()).device
     model.eval()
     # A bar for the baselines, which take some seconds; none in a log file (disable=None).
     for x, index in tqdm(loader, "scoring", leave=False, disable=None if baselines else True):
@@ -56,11 +56,12 @@ def evaluate(
         output = model(x.to(device), index.to(device))
         # To the CPU: Apple GPUs have no float64, and the baselines run there.
         prediction, hidden = output.prediction.cpu(), output.hidden.cpu()
-        batches["masked autoencoder"].append(squared_error(prediction, x, hidden))
+        batch_sums["masked autoencoder"].append(squared_error(prediction, x, hidden))
         for name, guess in baselines.items():
-            batches[name].append(squared_error(guess(x, index, hidden), x, hidden))
+            batch_sums[name].append(squared_error(guess(x, index, hidden), x, hidden))
     model.train()
-    return {name: sum(batches[name], torch.zeros(2, 1)) for name in batches}
+    # From a tensor, which broadcasts to (2, V): sum() alone would begin with the number 0.
+    return {name: sum(batch_sums[name], torch.zeros(2, 1)) for name in batch_sums}
 
 
 def make_baselines(dataset: FieldDataset) -> dict[str, Guess]:
@@ -94,6 +95,7 @@ def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
         if not scored.any() or not visible.any():
             continue
         tree = KDTree(np.argwhere(visible) * scale)
+        # As a list: with the number 1, for a single visible point, the result has one axis less.
         neighbours = np.arange(1, min(12, tree.n) + 1)
         distance, nearest = map(np.asarray, tree.query(np.argwhere(scored) * scale, neighbours))
         weight = distance**-2

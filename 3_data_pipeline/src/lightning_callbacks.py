@@ -64,7 +64,7 @@ class Report(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
         step, seconds = trainer.global_step, time.perf_counter() - self.start
         if step % trainer.log_every_n_steps == 0:
-            # The samples of all devices; a data module that is not ours may not say.
+            # The samples of all devices; a data module that is not ours may have no batch_size.
             size = getattr(trainer.datamodule, "batch_size", math.nan)
             speed = {"samples_per_second": (step - self.first_step) * size / seconds}
             row = logged(trainer, is_train=True) | {"lr": self.lr} | speed
@@ -103,7 +103,7 @@ class StopAndSave(Callback):
         checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
     """
 
-    # The Trainer's own max_steps would save the part of an epoch as a whole one.
+    # The Trainer's own max_steps saves an unfinished epoch as finished: a resume skips its rest.
     def __init__(self, max_steps: int = -1, checkpoint_every_n_steps: NonNegativeInt = 0) -> None:
         self.max_steps, self.every, self.is_stopping = max_steps, checkpoint_every_n_steps, False
 
@@ -126,10 +126,11 @@ class StopAndSave(Callback):
             # By all ranks, because it waits for all of them; rank 0 writes.
             path = Path(trainer.default_root_dir, "checkpoints", "last.ckpt")
             trainer.save_checkpoint(path, weights_only=False)
-        self.on_train_epoch_start(trainer)
+        self.on_train_epoch_start(trainer)  # inside an epoch the run can end at once
 
-    # Ends the process, if it is time; after the end of an epoch only now, when it is validated and
-    # saved. Not with trainer.should_stop, which validates first, and ends like a complete training.
+    # Ends the process if a stop was asked for. After an epoch's last step this waits for the next
+    # epoch's start: validation and checkpoint come in between. Not with trainer.should_stop, which
+    # validates first, and ends like a complete training.
     def on_train_epoch_start(self, trainer: L.Trainer, *_: object) -> None:
         if not self.is_stopping:
             return

@@ -1,5 +1,7 @@
 """The fast reader's samples, their order and the trainings on them are chapter 2's, to the bit."""
 
+import os
+
 import lightning_train
 import pytest
 from src.config import CHAPTER
@@ -33,12 +35,21 @@ def batches(reader, step=0, number=0, loaders=Loaders, **settings) -> list:
 def test_batches_are_those_of_the_slow_reader(packed, number):
     """Windows across the edge, and a selection of variables, too.
 
-    Broken by: no ts.concat in FastDataset.array, or no [self.order].
+    Broken by: no ts.concat in FastDataset.array, or no [self.variable_order].
     """
     names = ["sea_surface_height", "current_speed"]
     expected = batches(CloudDataset, variables=names)
     fast = batches(FastDataset, number=number, packed=packed, variables=names, batches_ahead=3)
     assert_close(fast, expected, **SAME)
+
+
+def test_the_embedded_server_leaves_the_keys_of_other_buckets(monkeypatch):
+    """Broken by: os.environ |= connect() in spec(): checkpoints would go to the wrong server."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://elsewhere.example")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    before = dict(os.environ)
+    FastDataset("train", **SETTINGS)[0]
+    assert os.environ == before
 
 
 def test_two_ranks_read_the_batches_of_one():
@@ -56,14 +67,14 @@ def test_two_ranks_read_the_batches_of_one():
 
 
 def test_an_epoch_goes_on_in_its_middle():
-    """After another one that was left. Broken by: no coming.clear() in LookAhead."""
+    """After another one that was left. Broken by: no requested.clear() in LookAhead."""
     loaders = Loaders(lambda split: FastDataset(split, **SETTINGS, batches_ahead=2))
     expected = batches(CloudDataset)
     loader = loaders.train_loader(lambda: 0)
     assert_close(next(iter(loader)), expected[0], **SAME)
-    assert len(loaders.train_set.coming) == 2  # these are under way
+    assert len(loaders.train_set.requested) == 2  # these are under way
     assert_close(list(loaders.train_loader(lambda: 4)), expected[4:], **SAME)
-    assert not loaders.train_set.coming
+    assert not loaders.train_set.requested
     assert len(list(TimedLoader(loaders.train_set, 1, batch_sampler=[[0]]))) == 1  # of one batch
 
 
@@ -89,7 +100,7 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
 
 def test_the_limiting_stage_is_named():
     """Broken by: `store < here` in limiting_stage."""
-    assert limiting_stage(0.01, store=5, here=1) == "the model"
-    assert limiting_stage(0.5, store=5, here=1) == "the store"
-    assert limiting_stage(0.5, store=1, here=5).startswith("this process")
-    assert limiting_stage(0.5, store=0, here=0) == "the loader"
+    assert limiting_stage(0.01, store=5, decoding=1) == "the model"
+    assert limiting_stage(0.5, store=5, decoding=1) == "the store"
+    assert limiting_stage(0.5, store=1, decoding=5).startswith("this process")
+    assert limiting_stage(0.5, store=0, decoding=0) == "the loader"

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from lightning.pytorch.profilers import Profiler
 
-# What Lightning calls an action, by its last word, and the part of a step that it is. Everything
-# else is "other": clipping, the optimiser, hooks, callbacks, logging.
+# The last word of Lightning's name of an action, and the part of a step that it belongs to. The
+# rest is "other": clipping, the optimiser, hooks, callbacks, logging.
 PARTS = {
     "train_dataloader_next": "data",
     "batch_to_device": "transfer",
@@ -28,7 +28,7 @@ class StepTimer(Profiler):
         self.device, self.epoch = device, -1
         self.steps: list[dict[str, Any]] = []  # epoch, end, and of each part its starts and stops
 
-    # A moment, now or when the queue comes to it.
+    # A time stamp: now, or on CUDA when the queue reaches it.
     def mark(self) -> Any:
         if self.device == "mps":  # here the training does wait
             torch.mps.synchronize()
@@ -54,7 +54,7 @@ class StepTimer(Profiler):
             self.steps[-1]["end"] = self.mark()
 
     def add_mark(self, part: str | None) -> None:
-        # After the end of an epoch's last step, validation copies batches as well.
+        # After the last step of an epoch, validation copies batches too: not a part of a step.
         if part and self.steps and "end" not in self.steps[-1]:
             self.steps[-1].setdefault(part, []).append(self.mark())
 
@@ -66,14 +66,14 @@ class StepTimer(Profiler):
         for step, following in zip(self.steps, followed_by, strict=True):
             # A step ends where the next one begins, or in front of the validation.
             is_last = following.get("epoch") != step["epoch"]
-            total = self.between(step["data"][0], step["end"] if is_last else following["data"][0])
+            total = self.elapsed(step["data"][0], step["end"] if is_last else following["data"][0])
             row = {"epoch": step["epoch"], "total": total, "other": total}
             for part in PARTS.values():
                 marks = step.get(part, [])
-                row[part] = sum(map(self.between, marks[::2], marks[1::2]))
+                row[part] = sum(map(self.elapsed, marks[::2], marks[1::2]))
                 row["other"] -= row[part]
             rows.append(row)
         return rows
 
-    def between(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: Any, end: Any) -> float:
         return start.elapsed_time(end) / 1e3 if self.device == "cuda" else end - start

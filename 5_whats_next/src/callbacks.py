@@ -39,7 +39,7 @@ class Uploader(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.run_folder = folder, run
         self.waiting: dict[str, Path] = {}  # the newest file of each name
-        self.uploaded: dict[str, int] = {}  # the step of each name that is in the cloud
+        self.uploaded: dict[str, int] = {}  # step of the newest uploaded file of each name
         self.is_busy, self.error = False, ""
         self.changed = threading.Condition()
 
@@ -57,7 +57,9 @@ class Uploader(threading.Thread):
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.waiting)
-                name, snapshot = self.waiting.popitem()
+                # The oldest: otherwise a frequent last.ckpt would keep best.ckpt waiting.
+                name = next(iter(self.waiting))
+                snapshot = self.waiting.pop(name)
                 self.is_busy = True
             try:
                 step = upload_checkpoint(self.folder, self.run_folder, snapshot, name)
@@ -71,6 +73,7 @@ class Uploader(threading.Thread):
                     snapshot.unlink(missing_ok=True)
                 self.is_busy = False
                 self.changed.notify_all()
+                # After an error a pause, which a newer file ends.
                 self.changed.wait(PAUSE if self.error else 0)
 
     def flush(self, seconds: float) -> None:
@@ -109,7 +112,7 @@ class CloudUploadCallback(Callback):
         self.interval, self.every, self.run_name = upload_interval, upload_every_n_steps, run_name
         self.during_training, self.on_end = upload_during_training, upload_on_fit_end
         self.uploader: Any = None  # on rank 0
-        self.offered: dict[str, int] = {}  # when each file that was offered was written
+        self.offered: dict[str, int] = {}  # when each file was written, at its last offer
 
     # In each checkpoint, so that a run without a name goes on in the same folder.
     def state_dict(self) -> dict[str, str | None]:
@@ -129,7 +132,7 @@ class CloudUploadCallback(Callback):
 
     @rank_zero_only
     def open(self, run: Path) -> None:
-        # Not only run_1: that of another machine would be in the same folder.
+        # With a random suffix: run_1 of another machine must not share the folder.
         self.run_name = self.run_name or f"{run.name}-{secrets.token_hex(4)}"
         self.checkpoints = Path(self.local_dir) if self.local_dir else run / "checkpoints"
         shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)  # of a killed process
@@ -142,7 +145,7 @@ class CloudUploadCallback(Callback):
         self.uploader.start()
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
-        # And not at the end of a step: checkpoints are written after all other hooks of it.
+        # Not in on_train_batch_end: ModelCheckpoint writes after all other callbacks.
         epochs, steps = trainer.current_epoch - self.epoch, trainer.global_step - self.step
         is_due = epochs >= self.interval or 0 < self.every <= steps
         if self.uploader and self.during_training and is_due:
@@ -153,7 +156,7 @@ class CloudUploadCallback(Callback):
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             written = path.stat().st_mtime_ns
             if not path.stem.endswith(".previous") and self.offered.get(path.name) != written:
-                with suppress(OSError):  # a copy for which there is no room; the training goes on
+                with suppress(OSError):  # no room for the copy: again at the next upload
                     self.uploader.offer(path)
                     self.offered[path.name] = written
 

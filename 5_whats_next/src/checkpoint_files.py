@@ -31,7 +31,7 @@ def read_step(path: Path) -> int | None:
 
 def newest_intact(folder: Path) -> tuple[Path | None, int]:
     """The checkpoint with the most steps among those that are whole, and its step."""
-    newest, most = None, 0
+    newest, newest_step = None, 0
     # Sorted, so that of two files with the same step last.ckpt is taken, and not best.ckpt.
     for path in sorted(folder.glob("*.ckpt"), key=lambda path: ("last" in path.name, path.name)):
         step = read_step(path)
@@ -39,9 +39,9 @@ def newest_intact(folder: Path) -> tuple[Path | None, int]:
             print(f"resume    {path.name} is damaged, and is set aside", flush=True)
             with suppress(FileNotFoundError):  # another rank was faster
                 path.replace(path.with_name(f"{path.name}.damaged"))
-        elif step >= most:
-            newest, most = path, step
-    return newest, most
+        elif step >= newest_step:
+            newest, newest_step = path, step
+    return newest, newest_step
 
 
 def save_durably(state: dict[str, Any], path: Path) -> None:
@@ -50,18 +50,18 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
     Raises UserError if that fails, as on a full disk; the older files are as they were.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    spare = path.with_name(f"{path.stem}.previous.tmp")
+    previous = path.with_name(f"{path.stem}.previous.tmp")
     try:
         if path.exists():
-            add_name(path, spare)
-        save_atomic(state, path)  # under another name, fsync, rename: there is a whole file always
-        if spare.exists():
-            spare.replace(path.with_name(f"{path.stem}.previous.ckpt"))
+            add_name(path, previous)
+        save_atomic(state, path)  # another name, fsync, rename: a whole file exists at every moment
+        if previous.exists():
+            previous.replace(path.with_name(f"{path.stem}.previous.ckpt"))
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
-        for half in (path.with_name(f"{path.name}.tmp"), spare):  # they may fill the disk
-            half.unlink(missing_ok=True)
-        # torch.save may fail once more on the way out, and says only that a position is wrong.
+        for leftover in (path.with_name(f"{path.name}.tmp"), previous):  # they may fill the disk
+            leftover.unlink(missing_ok=True)
+        # On a full disk torch.save's clean-up fails, too, and hides the cause: the context.
         reason = str(error.__context__ or error).splitlines()[0]
         raise UserError(f"cannot write {path}: {reason}; its last version is intact") from error
 
@@ -76,7 +76,7 @@ def add_name(path: Path, other: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on the disk, too: fsync of a file covers no name."""
+    """Return when a folder's names are on the disk, too: fsync of a file does not cover them."""
     descriptor = os.open(folder, os.O_RDONLY)
     with suppress(OSError):  # some network filesystems cannot
         os.fsync(descriptor)

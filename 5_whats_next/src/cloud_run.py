@@ -24,8 +24,8 @@ from src.data.store import file_system
 from src.errors import UserError
 
 KEEP = 2  # checkpoints of each name
-SILENCE = 20.0  # seconds; a server may take long to acknowledge a large object
-SHORT = 60.0  # seconds for a request with all its retries, and one more for each megabyte
+READ_TIMEOUT = 20.0  # seconds; a server may take long to acknowledge a large object
+TIMEOUT = 60.0  # seconds, with all retries; plus one for each megabyte
 
 
 class CloudFolder:
@@ -33,9 +33,9 @@ class CloudFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.fs, self.path = file_system(url, asynchronous=False, read_timeout=SILENCE)
+        self.fs, self.path = file_system(url, asynchronous=False, read_timeout=READ_TIMEOUT)
 
-    def request(self, method: str, *arguments: Any, seconds: float = SHORT, size: int = 0) -> Any:
+    def request(self, method: str, *arguments: Any, seconds: float = TIMEOUT, size: int = 0) -> Any:
         """Call an asynchronous method of the filesystem, which retries by itself."""
         # A limit for an answer is not enough: a transfer of which a byte arrives now and then would
         # never end.
@@ -77,7 +77,7 @@ class CloudFolder:
     def write(self, name: str, text: str) -> None:
         self.request("_pipe_file", f"{self.path}/{name}", text.encode())
 
-    def read(self, name: str, seconds: float = SHORT) -> str:
+    def read(self, name: str, seconds: float = TIMEOUT) -> str:
         """A small object; empty if there is none."""
         with suppress(FileNotFoundError):
             return self.request("_cat_file", f"{self.path}/{name}", seconds=seconds).decode()
@@ -94,7 +94,7 @@ class CloudFolder:
             raise UserError(f"{self.url}: what was written is not what is read")
         self.delete(name)
 
-    def checkpoints(self, seconds: float = SHORT) -> list[dict[str, Any]]:
+    def checkpoints(self, seconds: float = TIMEOUT) -> list[dict[str, Any]]:
         """Name, object, step, sha256 and size of those that count; the newest first."""
         entries = json.loads(self.read("latest.json", seconds) or "[]")
         return sorted(entries, key=lambda entry: -entry["step"])
@@ -115,38 +115,40 @@ def upload_checkpoint(folder: CloudFolder, run: Path, path: Path, name: str) -> 
     entry["object"] = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
     entry["size"] = path.stat().st_size
     folder.upload(path, entry["object"], sha256)
-    for text in ("config.yaml", "metrics.csv"):  # rows after the checkpoint are dropped on a resume
-        if (run / text).is_file():
-            folder.write(text, (run / text).read_text())
-    old = [other for other in folder.checkpoints() if other["object"] != entry["object"]]
-    same = [other for other in old if other["name"] == name]
-    kept = [other for other in old if other not in same[KEEP - 1 :]]
+    # metrics.csv may have rows after the checkpoint: a resume drops them.
+    for filename in ("config.yaml", "metrics.csv"):
+        if (run / filename).is_file():
+            folder.write(filename, (run / filename).read_text())
+    listed = [old for old in folder.checkpoints() if old["object"] != entry["object"]]
+    outdated = [old for old in listed if old["name"] == name][KEEP - 1 :]
+    kept = [old for old in listed if old not in outdated]
     folder.write("latest.json", json.dumps([entry, *kept], indent=1))
-    for other in same[KEEP - 1 :]:
-        folder.delete(other["object"])
+    for old in outdated:
+        folder.delete(old["object"])
     return step
 
 
 def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
     """Download the newest intact checkpoint of each name that has more steps than the disk."""
-    names = set[str]()
+    downloaded = set[str]()
     listed = folder.checkpoints(seconds=7)  # little patience: a wrong address is found soon
     entries = [entry for entry in listed if entry["step"] > step]
     # These first: once a checkpoint has its name, the next start takes the disk for complete.
-    for text in ("config.yaml", "metrics.csv") if entries else ():
+    for filename in ("config.yaml", "metrics.csv") if entries else ():
         run.mkdir(parents=True, exist_ok=True)
-        (run / text).write_text(folder.read(text))
+        if text := folder.read(filename):
+            (run / filename).write_text(text)
     for entry in entries:
-        if entry["name"] in names:
+        if entry["name"] in downloaded:
             continue
         try:
             path = run / "checkpoints" / entry["name"]
             folder.download(entry["object"], path, entry["sha256"], entry["size"])
-            names.add(entry["name"])
+            downloaded.add(entry["name"])
             print(f"resume    downloaded {entry['object']}", flush=True)
         except UserError as error:
             print(f"resume    skipped: {error}", flush=True)
-    if entries and not names and not step:
+    if entries and not downloaded and not step:
         raise UserError(f"{folder.url} has no checkpoint that is intact")
 
 
@@ -165,6 +167,7 @@ def find_run(run: Path, policy: Literal["auto", "must", "never"], cloud: str) ->
             if not checkpoint:  # to begin again could overwrite what is there
                 raise
             print(f"resume    from the disk, because of {error}", flush=True)
+        # Again: what was downloaded is newer, and is checked like any other file.
         checkpoint, step = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
         raise UserError(f"{run} has no checkpoint that is intact; move it away to begin again")

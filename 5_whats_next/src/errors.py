@@ -16,7 +16,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:  # OSError: a file that is missing, a disk that is full
-        # A loader's worker puts its traceback before the message.
+        # An error from a loader's worker has the whole traceback in its message, before this name.
         sys.exit(f"error: {' '.join(str(error).rpartition('UserError: ')[2].split())}")
     except KeyboardInterrupt:  # Ctrl-C before the training has begun, or a second one
         sys.exit(128 + signal.SIGINT)
@@ -33,8 +33,8 @@ class GracefulInterrupt:
             signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: object) -> None:
-        # A second Ctrl-C ends the run at once. A second SIGTERM does not: `uv run` passes on its
-        # own, so where a cluster sends one to all processes of a job, this one gets two.
+        # A second Ctrl-C ends the run at once. A second SIGTERM does not: `uv run` forwards the one
+        # that it gets, so where a cluster signals all processes of a job, this one gets two.
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
         self.signal_number = number

@@ -14,15 +14,17 @@ from src.data.pytorch_dataset import FieldDataset
 PANELS = ("truth", "what the model saw", "reconstruction, visible patches pasted in", "error")
 
 
-def side_by_side(dataset: FieldDataset) -> list[int]:
-    """Up to 16 samples of the first one's months that do not overlap."""
+def non_overlapping(dataset: FieldDataset) -> list[int]:
+    """Up to 16 samples of the first one's months that do not overlap on the map."""
     samples: list[int] = []
     covered: set[tuple[float, float]] = set()
     first_time = dataset.coordinates(0)[0][0]
     for sample in range(len(dataset)):
         time, lat, lon = dataset.coordinates(sample)
         points = set(itertools.product(lat, lon))
-        if time[0] == first_time and not points & covered and len(samples) < 16:
+        if time[0] != first_time or len(samples) == 16:
+            break  # samples are in the order of time, and there may be millions
+        if not points & covered:
             samples.append(sample)
             covered |= points
     return samples
@@ -47,7 +49,7 @@ def reconstruct(model: nn.Module, dataset: FieldDataset, samples: list[int]) -> 
 
 def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) -> Path:
     """Maps of the first variable at the windows' middle month, made of all windows that fit."""
-    samples = side_by_side(dataset)
+    samples = non_overlapping(dataset)
     panels = reconstruct(model, dataset, samples)[:, :, 0]
     panels = panels[:, :, panels.shape[2] // 2]  # (4, samples, H, W)
     low, high, largest = np.nanmin(panels[0]), np.nanmax(panels[0]), np.nanmax(np.abs(panels[3]))

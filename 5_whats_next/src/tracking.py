@@ -19,7 +19,7 @@ def new_run_folder(output_dir: Path) -> Path:
     number = 1
     while True:
         folder = output_dir / f"run_{number}"
-        # Made and not looked for: another run may start at the same moment.
+        # mkdir instead of a look first: another run may start at the same moment.
         with contextlib.suppress(FileExistsError):
             (folder / "checkpoints").mkdir(parents=True)
             return folder

@@ -72,7 +72,7 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(folder, tmp_path, mon
 # Of each kind of request. Broken by: no retries in store.py.
 @pytest.mark.parametrize("kind", ["503", "reset", "stall"])
 def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("src.cloud_run.SILENCE", 1)
+    monkeypatch.setattr("src.cloud_run.READ_TIMEOUT", 1)
     folder = CloudFolder(folder.url)
     for method in ("PUT", "GET"):
         proxy.faults = [Fault(kind, 2, f"{method} /embedded/")]

@@ -63,7 +63,7 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path):
 
 # Broken by: no limit in attempt (the stall); `and` for `or` in sample.
 def test_preflight(monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "LIMITS", {"cloud": 2})
+    monkeypatch.setattr(preflight, "TIMEOUTS", {"cloud": 2})
     connect()  # to start the server would take longer
     assert call(monkeypatch, TINY, "--price_per_hour=20", script=preflight) == 0
     lines = capsys.readouterr().out.splitlines()

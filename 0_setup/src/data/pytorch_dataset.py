@@ -41,7 +41,7 @@ class FieldDataset(Dataset):
         raise NotImplementedError
 
     def coordinates(self, index: int) -> Coordinates:
-        """When and where to draw the sample; one that lies nowhere lies beside the others."""
+        """Time, latitudes and longitudes for a picture; here: samples without a place, in a row."""
         _, num_times, height, width = self.sample_shape
         return np.zeros(num_times), np.arange(height)[::-1], np.arange(width) + index * (width + 1)
 
@@ -128,7 +128,7 @@ def statistics(train: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     train, axes = train.astype(np.float64), ("time", "lat", "lon")
     with np.errstate(invalid="ignore"):  # of infinite values, which are reported below
         mean, std = train.mean(axes).values, train.std(axes).values
-    # An infinite value, or a variable without any, would turn all samples to land: nothing counts.
+    # An infinite value makes both NaN, and then all samples: everything would count as land.
     if not (np.isfinite(std) & (std > 0)).all():
         raise UserError(f"data.dataset: standard deviation {std} of {train['variable'].values}")
     return mean.astype(np.float32), std.astype(np.float32)
@@ -167,11 +167,11 @@ class OceanDataset(WindowDataset):
 
 
 class DummyDataset(FieldDataset):
-    """White noise with some land: nothing to learn, so a loss below 1 tells of leaking values.
+    """White noise with some land: nothing to learn. A loss below 1 shows that hidden values leak.
 
     Args:
         sample_shape: variables, months, latitudes and longitudes of a sample.
-        num_samples: length of the training set; an eighth of it are validated.
+        num_samples: length of the training set; the validation set has an eighth of it.
     """
 
     def __init__(
@@ -191,6 +191,7 @@ class DummyDataset(FieldDataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         # Seeded by the index: the sample is the same whoever asks, in whatever order.
+        # Even seeds for training, odd ones for validation: no sample is in both.
         generator = torch.Generator().manual_seed(2 * index + (self.split == "val"))
         x = torch.randn(self.shape, generator=generator)
         x[..., : self.shape[3] // 5] = torch.nan  # land, the same in all samples

@@ -1,11 +1,11 @@
-"""The batches of chapter 0, shared out among the ranks: together they train on what one would."""
+"""The batches of chapter 0, split among the ranks: together they train on what one would."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from src.data.loaders import Loaders, TrainBatches
 from src.errors import UserError
@@ -19,6 +19,7 @@ class RankBatches(TrainBatches):
     rank: int
     world_size: int
 
+    # Its length is that of TrainBatches: the steps of the whole batch, the same on all ranks.
     def __iter__(self) -> Iterator[list[int]]:
         for batch in super().__iter__():
             yield batch[self.rank :: self.world_size]
@@ -27,7 +28,8 @@ class RankBatches(TrainBatches):
 class ResumableLoader(DataLoader):
     """A loader without a state of its own, because RankBatches asks the Trainer for the step."""
 
-    # Lightning looks for these two, and warns on a resume if they are missing.
+    # Lightning looks for these two, and warns on a resume if they are missing. It counts the
+    # batches that this epoch has had before the resume itself, and adds those that come.
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -45,16 +47,17 @@ class RankLoaders(Loaders):
             raise UserError(f"data.batch_size: {self.batch_size} is no multiple of {world_size}")
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
-        whole_batch = len(self.train_set), self.batch_size, self.seed, step
-        batches = RankBatches(*whole_batch, self.rank, self.world_size)
-        return ResumableLoader(self.train_set, batch_sampler=batches, **self.settings(self.rank))
+        order = len(self.train_set), self.batch_size, self.seed, step
+        batches = RankBatches(*order, self.rank, self.world_size)
+        return ResumableLoader(self.train_set, batch_sampler=batches, **self.options(self.rank))
 
     def val_loader(self) -> DataLoader:
         """Each validation sample on one rank, none twice."""
-        # A validation step has no collective, so the ranks need not have equally many batches.
-        samples = Subset(self.val_set, range(self.rank, len(self.val_set), self.world_size))
+        # validation_step waits for no other rank, so the first ranks may have one batch more. Each
+        # needs one at least. Not Subset, which would hide the dataset's rng from worker_init_fn.
+        samples = range(self.rank, len(self.val_set), self.world_size)
         size = 2 * self.batch_size // self.world_size
-        return DataLoader(samples, batch_size=size, **self.settings(self.rank))
+        return DataLoader(self.val_set, size, sampler=samples, **self.options(self.rank))
 
 
 class FieldDataModule(L.LightningDataModule):
@@ -73,11 +76,10 @@ class FieldDataModule(L.LightningDataModule):
     # Builds the datasets, on every rank.
     def setup(self, stage: str) -> None:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        self.loaders = RankLoaders(rank, world_size, seed=self.seed, **self.settings)
-        self.train_set, self.val_set = self.loaders.train_set, self.loaders.val_set
+        self.loaders = loaders = RankLoaders(rank, world_size, seed=self.seed, **self.settings)
+        self.train_set, self.val_set = loaders.train_set, loaders.val_set
         # Both are the same for any number of devices.
-        self.batch_size = self.loaders.batch_size
-        self.steps_per_epoch = self.loaders.steps_per_epoch
+        self.batch_size, self.steps_per_epoch = loaders.batch_size, loaders.steps_per_epoch
 
     def train_dataloader(self) -> DataLoader:
         return self.loaders.train_loader(lambda: self.trainer.global_step)

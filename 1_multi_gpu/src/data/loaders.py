@@ -19,25 +19,25 @@ from src.reproducibility import worker_init_fn
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
     # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
-    mixed = hash32(hash32(torch.tensor(seed)) + epoch)
-    generator = torch.Generator().manual_seed(int(mixed))
+    epoch_seed = hash32(hash32(torch.tensor(seed)) + epoch)
+    generator = torch.Generator().manual_seed(int(epoch_seed))
     return torch.randperm(num_samples, generator=generator).tolist()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # two samplers are never compared, and stay hashable
 class TrainBatches(Sampler[list[int]]):
     """The batches of an epoch that are left after ``step()`` optimiser steps."""
 
     num_samples: int
     batch_size: int  # samples that are left at the end of an epoch, and fill no batch, are skipped
     seed: int
-    # A function and not a number: one loader serves all epochs, and a resumed run begins in one.
+    # A function, because one loader serves all epochs and asks at the start of each.
     step: Callable[[], int]
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, done = divmod(self.step(), len(self))
+        epoch, first_batch = divmod(self.step(), len(self))
         order = epoch_order(self.num_samples, self.seed, epoch)
-        for number in range(done, len(self)):
+        for number in range(first_batch, len(self)):
             yield order[number * self.batch_size : (number + 1) * self.batch_size]
 
     # Steps of a whole epoch, also if the next one begins in the middle.
@@ -62,6 +62,7 @@ class Loaders:
         num_workers: NonNegativeInt = 0,
         seed: int = 0,
     ) -> None:
+        # jsonargparse makes a factory of class_path and init_args: only the split is missing.
         self.train_set, self.val_set = dataset("train"), dataset("val")
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.steps_per_epoch = len(self.train_set) // batch_size
@@ -72,13 +73,13 @@ class Loaders:
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""
         batches = TrainBatches(len(self.train_set), self.batch_size, self.seed, step)
-        return DataLoader(self.train_set, batch_sampler=batches, **self.settings())
+        return DataLoader(self.train_set, batch_sampler=batches, **self.options())
 
     def val_loader(self) -> DataLoader:
         """All validation samples, in their order."""
-        return DataLoader(self.val_set, 2 * self.batch_size, **self.settings())
+        return DataLoader(self.val_set, 2 * self.batch_size, **self.options())
 
-    def settings(self, rank: int = 0) -> dict[str, Any]:
+    def options(self, rank: int = 0) -> dict[str, Any]:
         """What all loaders have in common; chapter 1 has several training processes (ranks)."""
         return {
             "num_workers": self.num_workers,
@@ -88,5 +89,6 @@ class Loaders:
             "worker_init_fn": worker_init_fn,
             # The workers' seeds come from here. Without it they come from torch's global generator,
             # and depend on all that drew from it before, the model's initial weights included.
+            # Each rank has its own.
             "generator": torch.Generator().manual_seed(self.seed + 1000 * rank),
         }

@@ -43,23 +43,24 @@ def block(name: str, shape: Shape, seed: int, place: tuple[slice, ...]) -> np.nd
     t, y, x = place
     mean, amplitude, _ = VARIABLES[name]
     number = list(VARIABLES).index(name)
-    total, height = np.float32(0), np.float32(0)
+    total, elevation = np.float32(0), np.float32(0)
     for time, lat, lon in waves(shape, 100 * seed + number):
         total = total + time[t, None, None] * lat[y, None] * lon[x]
-    for _, lat, lon in waves(shape, 100 * seed + 99):
-        height = height + lat[y, None] * lon[x]
-    # Noise that no generator has to be seeded for: a hash of the place.
+    for _, lat, lon in waves(shape, 100 * seed + 99):  # without time: land stays where it is
+        elevation = elevation + lat[y, None] * lon[x]
+    # Noise as a hash of the place: no generator has to be seeded.
     index = [torch.arange(s.start, s.stop) for s in place]
     key = hash32(hash32(index[0] + number)[:, None] + index[1])[..., None]
     noise = hash32(key + index[2] + seed).numpy().astype(np.float32) * np.float32(2.0**-32)
     values = np.float32(mean) + np.float32(amplitude) * (total + np.float32(0.2) * noise)
-    return np.where(height > 0.8, np.float32(np.nan), values)
+    return np.where(elevation > 0.8, np.float32(np.nan), values)
 
 
 def cube_fields(shape: Shape, chunk: Shape, seed: int) -> xr.Dataset:
     """All variables as dask arrays of these chunks; nothing is computed before it is asked for."""
 
     def block_at(block_info: Any, variable: str) -> np.ndarray:
+        # dask describes under None the block to compute.
         place = tuple(slice(*ends) for ends in block_info[None]["array-location"])
         return block(variable, shape, seed, place)
 

@@ -22,19 +22,19 @@ def sum_over_ranks(numbers: Tensor) -> Tensor:
     """The sum over all ranks. All of them have to call this, or the others wait for ever."""
     if not dist.is_initialized():
         return numbers.detach()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # where the backend adds
-    total = numbers.detach().to(device, copy=True)
+    # NCCL adds on GPUs, gloo on CPUs. A copy, because all_reduce writes into its argument.
+    total = numbers.detach().to("cuda" if dist.get_backend() == "nccl" else "cpu", copy=True)
     dist.all_reduce(total)
     return total.to(numbers.device)
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """Settings as plain numbers and lists: a checkpoint with jsonargparse's types is not read."""
+    """Settings as plain numbers and lists: weights_only=True reads no types of jsonargparse."""
     return json.loads(json.dumps(dict(settings.items())))
 
 
 class AutoencoderModule(L.LightningModule):
-    """Everything about the training that does not depend on the number of devices."""
+    """The training step and the validation; any number of devices gives the same results."""
 
     def __init__(
         self,
@@ -57,8 +57,11 @@ class AutoencoderModule(L.LightningModule):
             self.hparams.sample_shape = list(shape)  # load_from_checkpoint has no data to ask
             self.model = MaskedAutoencoder(shape, seed=self.hparams.seed, **self.model_settings)
 
+    # With strategy: ddp Lightning wraps this module in DistributedDataParallel, and calls this
+    # through it. The backward pass that follows averages the gradients over the ranks.
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, index = batch
+        # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
         output = self.model(x, index, self.current_epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
         # rank may have much land. DDP divides the sum of the gradients by the number of ranks,
@@ -77,7 +80,7 @@ class AutoencoderModule(L.LightningModule):
             raise UserError(f"step {self.global_step + 1}: gradient {norm}; lower optimizer.lr?")
 
     def on_validation_epoch_start(self) -> None:
-        self.sums = torch.zeros(2, 1)
+        self.sums = torch.zeros(2, 1)  # error and count; the first batch makes it (2, V), float64
 
     # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -88,8 +91,10 @@ class AutoencoderModule(L.LightningModule):
 
     # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
-        scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
-        self.log_dict(scores, sync_dist=True)  # equal on all ranks already
+        if not self.trainer.sanity_checking:  # its two batches may have no ocean
+            scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+            # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
+            self.log_dict(scores, sync_dist=True)
 
     test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
@@ -103,12 +108,14 @@ class AutoencoderModule(L.LightningModule):
         name = f"prediction_{self.global_rank}_{batch_idx}.npz"
         # Into the run's folder.
         np.savez(Path(self.trainer.ckpt_path).parents[1] / name, index=index.cpu(), fields=fields)
-        return index
+        return index  # and not the fields: Lightning keeps what comes from here
 
     def configure_optimizers(self) -> Any:
         # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
         # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
-        if (self.trainer.accumulate_grad_batches, self.trainer.limit_train_batches) != (1, 1.0):
+        # As texts: a limit of 1.0 means all batches, and 1 a single one.
+        limits = f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
+        if limits != "1 1.0":
             raise UserError("trainer: our order of the samples needs an optimiser step per batch")
         steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
         optimizer, scheduler = make_optimizer(self.model, steps, **self.hparams.optimizer)

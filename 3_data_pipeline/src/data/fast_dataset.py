@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from src.data.pytorch_dataset import Split
-from src.data.s3_server import BUCKET, connect
+from src.data.s3_server import BUCKET, CREDENTIALS, connect
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
@@ -55,9 +55,10 @@ class FastDataset(CloudDataset):
         super().__init__(split, **settings)
         self.batches_ahead, self.concurrency = batches_ahead, concurrency
         self.cache_mb, self.packed = cache_mb, packed
-        self.coming: dict[tuple[int, ...], tuple[np.ndarray, list[ts.WriteFutures]]] = {}
+        self.requested: dict[tuple[int, ...], tuple[np.ndarray, list[ts.WriteFutures]]] = {}
         self.opened: ts.TensorStore | None = None
-        # Seconds of waiting for the store, and of decoding and copying; of all workers.
+        # Seconds of waiting for the store, and of decoding and copying, for a diagnosis. Of all
+        # workers, which add without a lock: a lost update changes it by some milliseconds.
         self.seconds = torch.zeros(2, dtype=torch.float64).share_memory_()
         # xarray applies these when it reads, and TensorStore does not.
         for name in self.variables:
@@ -66,67 +67,65 @@ class FastDataset(CloudDataset):
             is_plain = encoding["dtype"] == np.float32 and all(map(math.isnan, fills))
             if encoding.keys() & {"scale_factor", "add_offset"} or not is_plain:
                 raise UserError(f"{self.url}: {name} is stored in another form; use CloudDataset")
-        self.arrays, self.order = self.variables, list(range(len(self.variables)))
+        self.arrays, self.variable_order = self.variables, list(range(len(self.variables)))
         self.chunk = (1, *self.lazy_fields[self.variables[0]].encoding["chunks"])
         if packed:
             store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
             copy = open_fields(store, consolidated=True)
             self.arrays, self.chunk = ["packed/fields"], copy["fields"].encoding["chunks"]
-            self.order = [copy.attrs["variables"].index(name) for name in self.variables]
+            self.variable_order = [copy.attrs["variables"].index(name) for name in self.variables]
 
     # For a loader's worker, which opens the store for itself.
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"coming": {}, "opened": None}
+        return self.__dict__ | {"requested": {}, "opened": None}
 
     @property
     def array(self) -> ts.TensorStore:
         """The fields (V, T, H, W), and after the last column the first ones again."""
         if self.opened is None:
-            context = ts.Context(
-                {
-                    "cache_pool": {"total_bytes_limit": int(self.cache_mb * 1e6)},
-                    "s3_request_concurrency": {"limit": self.concurrency},
-                    "s3_request_retries": RETRIES,
-                }
-            )
+            cache = {"cache_pool": {"total_bytes_limit": int(self.cache_mb * 1e6)}}
+            requests = {"s3_request_concurrency": {"limit": self.concurrency}}
+            context = ts.Context(cache | requests | {"s3_request_retries": RETRIES})
             specs = [spec(self.url, name, self.anonymous) for name in self.arrays]
-            opening = [ts.open(one, read=True, context=context) for one in specs]
+            opening = [ts.open(array, read=True, context=context) for array in specs]
             arrays = [self.result(array) for array in opening]
-            fields = (arrays[0] if self.packed else ts.stack(arrays))[self.order]
+            fields = (arrays[0] if self.packed else ts.stack(arrays))[self.variable_order]
             # The globe is round: a window across the edge is a plain slice of this.
             self.opened = ts.concat([fields, fields[..., : self.window[2]]], axis=3)
         return self.opened
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Ask for all chunks of a batch, and do not wait."""
-        if tuple(indices) not in self.coming:
+        if tuple(indices) not in self.requested:
             shape = (len(indices), len(self.variables), *self.window)
             values = np.empty(shape, np.float32)
             # Into the place where the batch needs it: a result of read() would be copied again.
+            # A slice keeps its coordinates; translate_to[0] lets them begin at 0, as the target's.
             futures = [
                 ts.array(target, copy=False, write=True).write(
                     self.array[(slice(None), *self.slices(index))].translate_to[0]
                 )
                 for target, index in zip(values, indices, strict=True)
             ]
-            self.coming[tuple(indices)] = values, futures
+            self.requested[tuple(indices)] = values, futures
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         start, computed = time.perf_counter(), time.process_time()
-        self.prefetch(indices)  # unless it was
-        values, futures = self.coming.pop(tuple(indices))
+        self.prefetch(indices)  # does nothing if LookAhead has asked for them already
+        values, futures = self.requested.pop(tuple(indices))
         for future in futures:
             self.result(future)
-        # What TensorStore's threads compute meanwhile is decoding, and no wait for the store.
+        # What TensorStore's threads compute meanwhile is decoding, and no wait for the store: their
+        # CPU seconds, shared out among the cores.
         waited = time.perf_counter() - start
-        here = min(waited, (time.process_time() - computed) / (os.cpu_count() or 1))
-        self.seconds += torch.tensor([waited - here, here])
+        decoding = min(waited, (time.process_time() - computed) / (os.cpu_count() or 1))
+        self.seconds += torch.tensor([waited - decoding, decoding])
         np.subtract(values, self.mean[:, None, None, None], out=values)
         np.divide(values, self.std[:, None, None, None], out=values)
         return [(torch.from_numpy(x), i) for x, i in zip(values, indices, strict=True)]
 
     def result(self, future: Any) -> Any:
-        """What was asked for. Raises UserError for a chunk that is missing, or that never comes."""
+        """A future's value. Raises UserError for a chunk that is missing, or that never comes."""
         try:
             return future.result(timeout=self.patience)
         except TimeoutError as error:
@@ -142,40 +141,43 @@ def spec(url: str, name: str, anonymous: bool) -> dict[str, Any]:
     if parts.scheme not in drivers:
         raise UserError(f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset")
     folder = f"{Path(url).absolute()}/{name}/"
-    place: dict[str, Any] = {"driver": drivers[parts.scheme], "path": folder}
+    kvstore: dict[str, Any] = {"driver": drivers[parts.scheme], "path": folder}
     if parts.scheme:
-        place |= {"bucket": parts.netloc, "path": f"{parts.path[1:]}/{name}/"}
+        kvstore |= {"bucket": parts.netloc, "path": f"{parts.path[1:]}/{name}/"}
     if parts.scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        credentials = {"type": "anonymous" if anonymous else "environment"}
         if parts.netloc == BUCKET:
-            os.environ |= connect()  # from where TensorStore takes the keys
-            endpoint = os.environ.get("EMBEDDED_S3_ENDPOINT") or os.environ["AWS_ENDPOINT_URL"]
+            endpoint = os.environ.get("EMBEDDED_S3_ENDPOINT", connect()["AWS_ENDPOINT_URL"])
+            # Not through the environment: another bucket may need the keys that are there.
+            files = dict.fromkeys(("config_file", "credentials_file"), str(CREDENTIALS))
+            credentials = {"type": "profile", "profile": "default", **files}
         if endpoint:
-            place |= {"endpoint": endpoint, "aws_region": "us-east-1"}
-        place["aws_credentials"] = {"type": "anonymous" if anonymous else "environment"}
+            kvstore |= {"endpoint": endpoint, "aws_region": "us-east-1"}
+        kvstore["aws_credentials"] = credentials
     return {
         "driver": "zarr3",
-        "kvstore": place,
+        "kvstore": kvstore,
         "fill_missing_data_reads": False,
         "recheck_cached_data": False,  # nobody changes a store while it is read
     }
 
 
 class LookAhead(Sampler[list[int]]):
-    """The batches of another sampler; the dataset hears of each of them some batches before."""
+    """Another sampler's batches; each is announced to the dataset some batches before its use."""
 
     def __init__(self, batches: Iterable[list[int]], dataset: Any) -> None:
         self.batches, self.dataset = batches, dataset
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.dataset.coming.clear()  # the last epoch may have been left early
-        coming: deque[list[int]] = deque()
+        self.dataset.requested.clear()  # the last epoch may have been left early
+        queue: deque[list[int]] = deque()
         for batch in self.batches:
             self.dataset.prefetch(batch)
-            coming.append(batch)
-            if len(coming) > self.dataset.batches_ahead:
-                yield coming.popleft()
-        yield from coming
+            queue.append(batch)
+            if len(queue) > self.dataset.batches_ahead:
+                yield queue.popleft()
+        yield from queue
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]  # a Sampler need not have a length

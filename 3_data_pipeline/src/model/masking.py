@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 # Validation masks depend on the sample alone, so that losses compare across epochs, seeds and runs.
+# No training reaches this epoch, so none of its masks is one of these.
 VALIDATION_SEED, VALIDATION_EPOCH = 0, 2**32 - 1
 
 
@@ -40,8 +41,8 @@ def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor
     """Distinct int64 sort keys (B, N) for the samples ``index`` (B,)."""
     token = torch.arange(num_tokens, device=index.device)
     # Not torch.tensor(seed), which copies the number to a GPU and waits until it is there.
-    run = hash32(hash32(torch.full((), seed, device=index.device)) + epoch)
-    key = hash32(hash32(run + index)[:, None] + token)
+    run_hash = hash32(hash32(torch.full((), seed, device=index.device)) + epoch)
+    key = hash32(hash32(run_hash + index)[:, None] + token)
     # The token number breaks ties: every device then sorts to the same order.
     return key * num_tokens + token
 
@@ -61,12 +62,13 @@ def random_mask(
     ids_restore = torch.argsort(ids_shuffle, dim=1)  # the inverse permutation
 
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
-    visible_of = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
+    visible_count = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
-    num_visible = torch.tensor(visible_of).to(valid.device, non_blocking=True)[num_valid]
+    # non_blocking: an ordinary copy to a GPU waits until it is done.
+    num_visible = torch.tensor(visible_count).to(valid.device, non_blocking=True)[num_valid]
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
     # and no sample depends on its neighbours in the batch.
-    num_keep = visible_of[num_tokens]
+    num_keep = visible_count[num_tokens]
     slot = torch.arange(num_tokens, device=valid.device)
     shuffled_hidden = (slot >= num_visible[:, None]) & (slot < num_valid[:, None])
     return Mask(

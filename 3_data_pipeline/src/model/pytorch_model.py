@@ -72,8 +72,8 @@ class MaskedAutoencoder(nn.Module):
                 f"model.mask_ratio: {mask_ratio} of {num_tokens} patches is none or all"
             )
         for dim, heads in ((embed_dim, num_heads), (decoder_embed_dim, decoder_num_heads)):
-            if dim % heads or dim % 2:
-                raise UserError(f"model: width {dim} is odd or no multiple of {heads} heads")
+            if dim % heads or dim % 2 or dim < 6:
+                raise UserError(f"model: width {dim} is odd, < 6 or no multiple of {heads} heads")
         self.axes = dict(zip(("t", "h", "w", "pt", "ph", "pw"), (*grid, *patch_size), strict=True))
         self.axes["v"] = num_variables
         self.mask_ratio, self.seed = mask_ratio, seed

@@ -48,13 +48,13 @@ def sincos_positions(grid: Sequence[int], dim: int) -> Tensor:
     """Fixed positions (N, D) of a (time, lat, lon) grid of patches; D has to be even, 6 or more."""
     # Sines and cosines at falling frequencies, as in https://arxiv.org/abs/1706.03762, section 3.5.
     # Each axis gets its own third of the width, so any rectangular grid works, and an axis of
-    # length one costs nothing but its share.
-    share = dim // 6 * 2
-    places = torch.cartesian_prod(*(torch.arange(size) for size in grid))  # (N, 3), row by row
+    # length one costs nothing but its third.
+    third = dim // 6 * 2  # even, for sine and cosine; time gets what the division leaves
+    positions = torch.cartesian_prod(*(torch.arange(size) for size in grid))  # (N, 3), row by row
     parts = []
-    for place, width in zip(places.T, (dim - 2 * share, share, share), strict=True):
+    for position, width in zip(positions.T, (dim - 2 * third, third, third), strict=True):
         frequency = 10000.0 ** -(torch.arange(width // 2) / (width // 2))
-        angle = place[:, None] * frequency
+        angle = position[:, None] * frequency
         parts += [angle.sin(), angle.cos()]
     return torch.cat(parts, dim=1)
 

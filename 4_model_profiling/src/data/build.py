@@ -24,7 +24,7 @@ OCEAN_CHUNK = (54, 18, 72)
 
 
 def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> None:
-    """Write variables over (time, lat, lon) and their statistics, or what an earlier try has left.
+    """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
     Dask arrays are computed chunk by chunk; a region is as many months as a chunk. Raises UserError
     if something else is at this place.
@@ -52,6 +52,7 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
         size = 4 * math.prod(fields.sizes.values()) * len(fields) / 1e9
         objects = sum(field.data.npartitions for field in fields.values())
         print(f"{url}: {size:.3f} GB before compression, {objects:,} objects")
+    # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
     for number in tqdm(range(len(starts) - left, len(starts)), url, unit="region", disable=None):
         region = slice(starts[number], starts[number] + chunks["time"])
@@ -77,14 +78,14 @@ def add_statistics(
         to: another store to put them into, where this one cannot be written to.
         anonymous: read public data, without credentials.
     """
-    # Several chunks of the store in a block: fewer tasks of dask, each of which takes memory.
+    # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory.
     with dask.config.set({"array.chunk-size": "8MiB"}):
         fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
     fields = select(fields, variables, url)
     place = statistics_url(to or url, train_months)
     try:
         read_statistics(open_store(place), list(map(str, fields)))
-    except UserError:
+    except UserError:  # they are not there, or not finished
         statistics = compute_statistics(fields, train_months)
         store = open_store(place, read_only=False)
         statistics.to_zarr(store, mode="w", zarr_format=3, write_empty_chunks=True)

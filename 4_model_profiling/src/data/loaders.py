@@ -23,26 +23,26 @@ from src.reproducibility import worker_init_fn
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
     # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
-    mixed = hash32(hash32(torch.tensor(seed)) + epoch)
-    generator = torch.Generator().manual_seed(int(mixed))
+    epoch_seed = hash32(hash32(torch.tensor(seed)) + epoch)
+    generator = torch.Generator().manual_seed(int(epoch_seed))
     return torch.randperm(num_samples, generator=generator).tolist()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # two samplers are never compared, and stay hashable
 class TrainBatches(Sampler[list[int]]):
     """The batches of an epoch that are left after ``step()`` optimiser steps."""
 
     num_samples: int
     batch_size: int  # samples that are left at the end of an epoch, and fill no batch, are skipped
     seed: int
-    # A function and not a number: one loader serves all epochs, and a resumed run begins in one.
+    # A function, because one loader serves all epochs and asks at the start of each.
     step: Callable[[], int]
     order: Callable[[int, int, int], list[int]]  # epoch_order, or another one of the dataset
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, done = divmod(self.step(), len(self))
+        epoch, first_batch = divmod(self.step(), len(self))
         order = self.order(self.num_samples, self.seed, epoch)
-        for number in range(done, len(self)):
+        for number in range(first_batch, len(self)):
             yield order[number * self.batch_size : (number + 1) * self.batch_size]
 
     # Steps of a whole epoch, also if the next one begins in the middle.
@@ -50,10 +50,10 @@ class TrainBatches(Sampler[list[int]]):
         return self.num_samples // self.batch_size
 
 
-# A terminal and a cluster signal all processes, and a worker is deaf only from worker_init_fn on.
-# One that still imports torch would end, and with it the training, without a checkpoint.
+# A terminal and a cluster signal all processes. Until worker_init_fn runs, a worker would die of
+# it, and the training without a checkpoint. Workers inherit from this process that they ignore it.
 def start_forkserver() -> None:
-    """Start the process that workers are copies of, so that they inherit to ignore signals."""
+    """Start the process that workers are copies of, while signals are ignored."""
     handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
     forkserver.ensure_running()
     for number, handler in handlers.items():
@@ -64,9 +64,9 @@ class Loaders:
     """The training and validation samples, and the loaders for them.
 
     Args:
-        dataset: FastDataset, CloudDataset, OceanDataset, DummyDataset, or your own's path.
+        dataset: FastDataset, CloudDataset, OceanDataset, DummyDataset, or the path of your own.
         batch_size: samples in one optimiser step.
-        num_workers: processes that load data for each training process; 0 loads in it.
+        num_workers: processes that load data for each training process; 0: it loads itself.
         prefetch_factor: batches that each worker loads ahead.
         multiprocessing_context: how workers start; fork hangs once a store is open.
         seed: seed of the order of the samples.
@@ -81,13 +81,12 @@ class Loaders:
         multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver",
         seed: int = 0,
     ) -> None:
+        # jsonargparse makes a factory of class_path and init_args: only the split is missing.
         self.train_set, self.val_set = dataset("train"), dataset("val")
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         # PyTorch takes these two only if there are workers.
-        self.worker_settings: dict[str, Any] = {
-            "prefetch_factor": prefetch_factor,
-            "multiprocessing_context": multiprocessing_context,
-        }
+        self.worker_settings: dict[str, Any] = {"prefetch_factor": prefetch_factor}
+        self.worker_settings["multiprocessing_context"] = multiprocessing_context
         if num_workers:
             start_forkserver()
         self.steps_per_epoch = len(self.train_set) // batch_size
@@ -97,17 +96,17 @@ class Loaders:
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""
-        batches = self.ahead(TrainBatches(**self.whole_batches(step)))
-        settings = {"batch_sampler": batches, **self.settings()}
+        batches = self.with_look_ahead(TrainBatches(**self.batch_arguments(step)))
+        settings = {"batch_sampler": batches, **self.options()}
         return TimedLoader(self.train_set, self.batch_size, **settings)
 
-    def whole_batches(self, step: Callable[[], int]) -> dict[str, Any]:
-        """What TrainBatches has to know; a dataset may have an order of its own."""
+    def batch_arguments(self, step: Callable[[], int]) -> dict[str, Any]:
+        """The arguments of TrainBatches; a dataset may have an order of its own."""
         order = getattr(self.train_set, "epoch_order", epoch_order)
-        known = {"num_samples": len(self.train_set), "batch_size": self.batch_size}
-        return known | {"seed": self.seed, "step": step, "order": order}
+        arguments = {"num_samples": len(self.train_set), "batch_size": self.batch_size}
+        return arguments | {"seed": self.seed, "step": step, "order": order}
 
-    def ahead(self, batches: Sampler[list[int]]) -> Sampler[list[int]]:
+    def with_look_ahead(self, batches: Sampler[list[int]]) -> Sampler[list[int]]:
         """The same batches, announced to a dataset that can use it; workers load ahead anyway."""
         if isinstance(self.train_set, FastDataset) and not self.num_workers:
             return LookAhead(batches, self.train_set)
@@ -115,9 +114,9 @@ class Loaders:
 
     def val_loader(self) -> DataLoader:
         """All validation samples, in their order."""
-        return DataLoader(self.val_set, 2 * self.batch_size, **self.settings())
+        return DataLoader(self.val_set, 2 * self.batch_size, **self.options())
 
-    def settings(self, rank: int = 0) -> dict[str, Any]:
+    def options(self, rank: int = 0) -> dict[str, Any]:
         """What all loaders have in common; chapter 1 has several training processes (ranks)."""
         return {
             "num_workers": self.num_workers,
@@ -128,5 +127,6 @@ class Loaders:
             "worker_init_fn": worker_init_fn,
             # The workers' seeds come from here. Without it they come from torch's global generator,
             # and depend on all that drew from it before, the model's initial weights included.
+            # Each rank has its own.
             "generator": torch.Generator().manual_seed(self.seed + 1000 * rank),
         }

@@ -16,18 +16,19 @@ warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
 
 
 def statistics_url(url: str, train_months: Months) -> str:
-    """Where they are. The period is part of the name: others would know the validation months."""
+    """Where they are; by training period, so none is used that has seen validation months."""
     return f"{url}/statistics/{train_months[0]}-{train_months[1]}"
 
 
 def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
-    """Of dask arrays over (time, lat, lon), block by block.
+    """Compute the statistics of dask arrays over (time, lat, lon), block by block.
 
     Returns mean, std (V,), climatology (V, 12, H, W) of the training months, has_values (V, T): any
-    in this month? Raises UserError for a variable that is the same everywhere, or nowhere.
+    in this month? Raises UserError for a variable that is constant or has no value.
     """
     results = []
-    for name, values in fields.astype("float32").items():  # all at once: gigabytes of dask's tasks
+    # One at a time: all variables at once would need gigabytes for dask's tasks.
+    for name, values in fields.astype("float32").items():
         train = values.isel(time=slice(*train_months))
         wide = train.astype("float64")  # as in memory: see statistics() in pytorch_dataset.py
         monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
@@ -47,7 +48,7 @@ def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
 
 
 def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
-    """Those of the variables, in their order. Raises UserError if there are none."""
+    """Read the statistics of these variables, in this order. Raises UserError if there are none."""
     try:
         # Consolidated metadata are written last: without them, the statistics are not finished.
         statistics = open_fields(store, consolidated=True)

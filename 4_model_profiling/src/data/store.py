@@ -1,11 +1,10 @@
-"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen.
+"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen."""
 
-s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
-s3://BUCKET/NAME       any other S3; keys and AWS_ENDPOINT_URL from the environment or .env
-gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
-FOLDER                 a local path
-filecache::URL         with a copy of what was read on the local disk; also blockcache::
-"""
+# s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
+# s3://BUCKET/NAME       any other S3; keys and AWS_ENDPOINT_URL from the environment or .env
+# gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
+# FOLDER                 a local path
+# filecache::URL         with a copy of what was read on the local disk; also blockcache::
 
 import asyncio
 import os
@@ -27,7 +26,7 @@ from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
 AXES = ("time", "lat", "lon")
-OPENING = 5.0  # seconds of patience for metadata, which come first: a wrong address is found soon
+METADATA_LIMIT = 5.0  # seconds; metadata come first: a wrong address is found soon
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 
@@ -49,19 +48,20 @@ zarr.config.set({"array.read_missing_chunks": False})
 
 
 class CheckedStore(WrapperStore[Store]):
-    """Gives a read up after ``patience`` seconds, with all its retries; raises for a lost chunk."""
+    """Ends a read after ``patience`` seconds, retries included; raises for a missing chunk."""
 
     def __init__(self, store: Store, url: str, patience: float) -> None:
         super().__init__(store)
         self.url, self.patience = url, patience
 
+    # Zarr calls it for a read-only copy.
     def _with_store(self, store: Store) -> "CheckedStore":
         return CheckedStore(store, self.url, self.patience)
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        patience = min(self.patience, OPENING) if key.endswith(METADATA) else self.patience
+        patience = min(self.patience, METADATA_LIMIT) if key.endswith(METADATA) else self.patience
         try:
             async with asyncio.timeout(patience):
                 value = await self._store.get(key, prototype, byte_range)
@@ -69,6 +69,7 @@ class CheckedStore(WrapperStore[Store]):
             raise UserError(f"{self.url}: no answer in {patience:g} s ({key})") from error
         except Exception as error:
             raise UserError(f"{self.url}: {type(error).__name__} {error} ({key})") from error
+        # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not key.endswith(METADATA):
             raise UserError(f"{self.url}: chunk {key} is missing")
         return value
@@ -90,15 +91,17 @@ def open_store(
         # ones inside of them would multiply.
         "config_kwargs": {"connect_timeout": 2, "read_timeout": 2, "retries": {"max_attempts": 0}},
     }
-    if f"s3://{BUCKET}/" in url:
+    if f"s3://{BUCKET}/" in url:  # perhaps behind filecache::
         server = connect()
         options |= {
             "key": server["AWS_ACCESS_KEY_ID"],
             "secret": server["AWS_SECRET_ACCESS_KEY"],
+            # Tests and chapter 3's slow network put a proxy in between.
             "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT") or server["AWS_ENDPOINT_URL"],
         }
     known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
     known |= {name: {"cache_storage": "output/cache"} for name in ("filecache", "blockcache")}
+    # A chain such as filecache::s3 takes options for each of its protocols.
     by_protocol = {name: known[name] for name in known if name in re.split(r"::|://", url)}
     try:
         fs, path = fsspec.core.url_to_fs(url, asynchronous="::" not in url, **by_protocol)
@@ -128,7 +131,7 @@ def open_fields(
 
 
 def select(fields: xr.Dataset, names: list[str] | None, url: str) -> xr.Dataset:
-    """These variables, or all, over (time, lat, lon). Raises UserError if they are not."""
+    """These variables, or all. Raises UserError if one is missing, or not over (time, lat, lon)."""
     names = names or sorted(map(str, fields))
     if missing := [name for name in names if name not in fields]:
         raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")

@@ -16,8 +16,8 @@ from src.data.fast_dataset import FastDataset
 class TimedLoader(DataLoader):
     """A line before the first read, and a line after each epoch."""
 
-    # Of a FastDataset the layout is known, and it counts seconds. The batch size is given, because
-    # a batch_sampler does not say it.
+    # Only a FastDataset has chunks to describe, and counts seconds. The batch size is an argument,
+    # because a loader with a batch_sampler has none.
     def __init__(self, dataset: Any, batch_size: int, **settings: Any) -> None:
         super().__init__(dataset, **settings)
         if isinstance(dataset, FastDataset):
@@ -30,7 +30,7 @@ class TimedLoader(DataLoader):
         asked = time.perf_counter()
         for number, batch in enumerate(super().__iter__(), 1):
             got = time.perf_counter()
-            if number == 1:  # nothing was under way yet: not what an epoch is like
+            if number == 1:  # nothing was under way yet, so this wait is reported by itself
                 first, start, before, waited = got - asked, got, seconds.clone(), 0.0
             else:
                 waited += got - asked
@@ -45,14 +45,14 @@ class TimedLoader(DataLoader):
             asked = time.perf_counter()
 
 
-def limiting_stage(waited: float, store: float, here: float) -> str:
-    """From the part of the time that was waited, and the seconds of a FastDataset."""
+def limiting_stage(waited: float, store: float, decoding: float) -> str:
+    """The bottleneck, from the share of the time spent waiting and a FastDataset's seconds."""
     if waited < 0.05:
         return "the model"
-    if not store + here:  # another dataset, which does not count
+    if not store + decoding:  # another dataset, which does not count
         return "the loader"
     # Workers wait and compute side by side, so these two tell only which one is longer.
-    return "the store" if store > here else "this process, which decodes and copies"
+    return "the store" if store > decoding else "this process, which decodes and copies"
 
 
 def summary(dataset: FastDataset, batch_size: int, ahead: int | None) -> str:

@@ -1,7 +1,6 @@
-"""Windows of fields that stay in object storage: Zarr and xarray over fsspec, read when asked for.
+"""Windows of fields that stay in object storage: Zarr and xarray over fsspec, read on demand."""
 
-The samples are those of WindowDataset, to the bit, but the fields are never in memory.
-"""
+# The samples are those of WindowDataset, to the bit, but the fields are never in memory.
 
 import math
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ class CloudDataset(WindowDataset):
         val_stride: the same for validation.
         train_months: first month and first month after the end of the training period.
         val_months: the same for validation; at least one window away from the training months.
-        wrap_longitude: the grid goes round the globe, so windows may cross its edge.
+        wrap_longitude: windows cross the grid's edge; null: if its longitudes go round the globe.
         dask: how the chunks of a batch are read: window by window with xarray alone (none), or
             with dask, in one thread or in many; on a cluster, if the process has a client.
         patience: seconds that a read may take, with all retries.
@@ -55,12 +54,13 @@ class CloudDataset(WindowDataset):
         val_stride: Window = (12, 2, 16),
         train_months: Months = (0, 30),
         val_months: Months = (42, 54),
-        wrap_longitude: bool = True,
+        wrap_longitude: bool | None = None,
         dask: DaskMode = "threads",
         patience: PositiveFloat = 60,
         anonymous: bool = False,
         statistics_store: str | None = None,
     ) -> None:
+        # Without super().__init__(), which loads all fields into memory.
         if url == OCEAN:
             build_ocean(train_months)
         self.url, self.patience, self.anonymous = url, patience, anonymous
@@ -79,8 +79,11 @@ class CloudDataset(WindowDataset):
         stride = train_stride if split == "train" else val_stride
         has_values = statistics["has_values"].all("variable").values
         months = range(first, end - window[0] + 1, stride[0])
+        if wrap_longitude is None:
+            step = np.ptp(self.lon) / max(1, len(self.lon) - 1)
+            wrap_longitude = bool(abs(step * len(self.lon) - 360) < step / 2)
         width = len(self.lon) if wrap_longitude else len(self.lon) - window[2] + 1
-        self.steps: tuple[Sequence[int], ...] = (
+        self.axis_starts: tuple[Sequence[int], ...] = (
             [month for month in months if has_values[month : month + window[0]].all()],
             range(0, len(self.lat) - window[1] + 1, stride[1]),
             range(0, width, stride[2]),
@@ -95,17 +98,18 @@ class CloudDataset(WindowDataset):
         store = open_store(self.url, self.patience, self.anonymous)
         fields = open_fields(store, chunks=None if self.dask == "none" else {})
         fields = select(fields, names, self.url)
-        statistics = open_store(self.statistics_url, self.patience)
+        is_public = self.anonymous and self.statistics_url.startswith(self.url)
+        statistics = open_store(self.statistics_url, self.patience, is_public)
         return fields, read_statistics(statistics, list(map(str, fields)))
 
     def __len__(self) -> int:
-        return math.prod(map(len, self.steps))
+        return math.prod(map(len, self.axis_starts))
 
     def slices(self, index: int) -> tuple[slice, ...]:
         """The sample's place; its longitudes may go on beyond the edge of the grid."""
         # Computed for each sample: a list of all places would take gigabytes for a large store.
-        numbers = np.unravel_index(index, [len(steps) for steps in self.steps])
-        starts = (steps[int(number)] for steps, number in zip(self.steps, numbers, strict=True))
+        numbers = np.unravel_index(index, [len(steps) for steps in self.axis_starts])
+        starts = (axis[int(number)] for axis, number in zip(self.axis_starts, numbers, strict=True))
         return tuple(slice(i, i + size) for i, size in zip(starts, self.window, strict=True))
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:

@@ -1,13 +1,12 @@
-"""An S3 server on this machine: the first process that needs it starts it, the last one ends it.
+"""An S3 server on this machine: the first process that needs it starts it, the last one ends it."""
 
-uv run python -m src.data.s3_server                run it until Ctrl-C, for other programs
-uv run python -m src.data.s3_server -- COMMAND     run a command that finds it in AWS_* variables
-"""
-
+# uv run python -m src.data.s3_server                run it until Ctrl-C, for other programs
+# uv run python -m src.data.s3_server -- COMMAND     run a command that finds it in AWS_* variables
+#
 # SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
 # the file `users`, which the operating system takes back however the process ends, also after
 # SIGKILL. A keeper, this file as a program, waits for the exclusive lock: it gets it when the last
-# user has gone, and stops the server.
+# user has gone, and stops the server. For one machine only: another one does not reach it.
 
 import fcntl
 import os
@@ -26,14 +25,16 @@ from dotenv import dotenv_values
 from filelock import FileLock
 
 BUCKET = "embedded"
-FOLDER = Path(__file__).resolve().parents[2] / "output" / "s3"
-FOLDER = Path(os.environ.get("S3_FOLDER") or FOLDER)
-PARTS = ("s3", "filer", "master", "volume", "admin")
-PORTS = [f"{part}.port{kind}" for part in PARTS for kind in ("", ".grpc")]
+FOLDER = Path(os.environ.get("S3_FOLDER") or Path(__file__).resolve().parents[2] / "output" / "s3")
+SERVICES = ("s3", "filer", "master", "volume", "admin")
+PORTS = [f"{service}.port{kind}" for service in SERVICES for kind in ("", ".grpc")]
 OPTIONS = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", "-master.telemetry=false"]
 OPTIONS += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-VARIABLES = FOLDER / "server.env"
-_lock: list[int] = []  # the file that this process holds the lock on
+ENV_FILE = FOLDER / "server.env"
+CREDENTIALS = FOLDER / "credentials"  # the same keys as an AWS profile, for TensorStore
+_users_lock: list[int] = []  # the file that this process holds the lock on, once it has connected
+# A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
+os.environ["no_proxy"] = f"127.0.0.1,{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')}"
 
 
 def connect() -> dict[str, str]:
@@ -44,24 +45,27 @@ def connect() -> dict[str, str]:
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / "lock"):  # of ranks that come at the same time, one starts it
-        if not _lock:
-            _lock.append(os.open(FOLDER / "users", os.O_CREAT | os.O_RDWR))
-            fcntl.flock(_lock[0], fcntl.LOCK_SH)  # waits while the last one is stopped
+        if not _users_lock:
+            _users_lock.append(os.open(FOLDER / "users", os.O_CREAT | os.O_RDWR))
+            fcntl.flock(_users_lock[0], fcntl.LOCK_SH)  # waits while the last one is stopped
         keeper = None
-        while not answers(f"{dotenv_values(VARIABLES).get('AWS_ENDPOINT_URL')}/healthz"):
+        # Without the file the address is "None/healthz", which does not answer either.
+        while not answers(f"{dotenv_values(ENV_FILE).get('AWS_ENDPOINT_URL')}/healthz"):
             if keeper and keeper.poll() is not None:
                 raise OSError(f"the S3 server does not start; see {FOLDER / 'server.log'}")
             if keeper is None:
                 with (FOLDER / "server.log").open("wb") as log:
                     # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
                     command = [sys.executable, __file__, "keep"]
-                    keeper = subprocess.Popen(command, stderr=log, start_new_session=True)
+                    keeper = subprocess.Popen(
+                        command, stdout=log, stderr=log, start_new_session=True
+                    )
             time.sleep(0.05)
-    return {name: value for name, value in dotenv_values(VARIABLES).items() if value}
+    return {name: value for name, value in dotenv_values(ENV_FILE).items() if value}
 
 
 def answers(url: str) -> bool:
-    """Whether there is something at this address."""
+    """Whether this address answers with status 200."""
     try:
         return bool(urllib.request.urlopen(url, timeout=5).status == 200)
     except (OSError, ValueError):
@@ -70,28 +74,31 @@ def answers(url: str) -> bool:
 
 def keep() -> None:
     """Run the server until nobody holds a lock any more."""
-    with ExitStack() as stack:
+    os.umask(0o077)  # the two files hold the keys
+    with ExitStack() as stack:  # all ports are open at the same time, so none comes twice
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
         ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
-    url, bucket = (f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port"))
+    s3_url, filer_url = (f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port"))
     keys = {name: secrets.token_hex(20) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     (FOLDER / "data").mkdir(exist_ok=True)
     weed_file = f"{sysconfig.get_path('scripts')}/weed"
     command = [weed_file, "-logtostderr=true", "mini", *OPTIONS, f"-dir={FOLDER / 'data'}"]
     command += [f"-{name}={port}" for name, port in ports.items()]
+    # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
     weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     try:
-        while not (answers(f"{url}/healthz") and answers(f"{bucket}/buckets/{BUCKET}/")):
+        while not (answers(f"{s3_url}/healthz") and answers(f"{filer_url}/buckets/{BUCKET}/")):
             if weed.poll() is not None:
                 sys.exit("weed has ended")
             time.sleep(0.05)
-        VARIABLES.touch(0o600)  # it holds the keys
-        lines = {"AWS_ENDPOINT_URL": url, **keys}.items()
-        VARIABLES.write_text("".join(f"{name}={value}\n" for name, value in lines))
+        profile = "".join(f"{name.lower()} = {value}\n" for name, value in keys.items())
+        CREDENTIALS.write_text(f"[default]\n{profile}")
+        lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
+        ENV_FILE.write_text("".join(f"{name}={value}\n" for name, value in lines))
         fcntl.flock(os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX)  # waits for the last user
     finally:
-        VARIABLES.unlink(missing_ok=True)
+        ENV_FILE.unlink(missing_ok=True)
         weed.kill()  # what it has acknowledged is on disk
         weed.wait()
 
@@ -100,11 +107,11 @@ def main(arguments: list[str]) -> int:
     """Run in the foreground, or become a command that has the server. Returns the exit code."""
     server = connect()
     if arguments[:1] == ["--"]:
-        # It takes this process over, lock included: a signal, such as Ctrl-C, is its own affair.
-        os.set_inheritable(_lock[0], True)
+        # exec keeps this process and its lock, and gives it to the command, which gets all signals.
+        os.set_inheritable(_users_lock[0], True)
         os.execvpe(arguments[1], arguments[1:], os.environ | server)
     print(f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:")
-    print(f"  set -a; . {VARIABLES}; set +a", flush=True)
+    print(f"  set -a; . {ENV_FILE}; set +a", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return 0
 

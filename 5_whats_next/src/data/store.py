@@ -27,7 +27,7 @@ from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
 AXES = ("time", "lat", "lon")
-OPENING = 5.0  # seconds of patience for metadata, which come first: a wrong address is found soon
+METADATA_LIMIT = 5.0  # seconds; metadata come first: a wrong address is found soon
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 
@@ -49,19 +49,20 @@ zarr.config.set({"array.read_missing_chunks": False})
 
 
 class CheckedStore(WrapperStore[Store]):
-    """Gives a read up after ``patience`` seconds, with all its retries; raises for a lost chunk."""
+    """Ends a read after ``patience`` seconds, retries included; raises for a missing chunk."""
 
     def __init__(self, store: Store, url: str, patience: float) -> None:
         super().__init__(store)
         self.url, self.patience = url, patience
 
+    # Zarr calls it for a read-only copy.
     def _with_store(self, store: Store) -> "CheckedStore":
         return CheckedStore(store, self.url, self.patience)
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        patience = min(self.patience, OPENING) if key.endswith(METADATA) else self.patience
+        patience = min(self.patience, METADATA_LIMIT) if key.endswith(METADATA) else self.patience
         try:
             async with asyncio.timeout(patience):
                 value = await self._store.get(key, prototype, byte_range)
@@ -69,6 +70,7 @@ class CheckedStore(WrapperStore[Store]):
             raise UserError(f"{self.url}: no answer in {patience:g} s ({key})") from error
         except Exception as error:
             raise UserError(f"{self.url}: {type(error).__name__} {error} ({key})") from error
+        # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not key.endswith(METADATA):
             raise UserError(f"{self.url}: chunk {key} is missing")
         return value
@@ -90,31 +92,30 @@ def file_system(
     url: str, anonymous: bool = False, asynchronous: bool = True, read_timeout: float = 2
 ) -> tuple[AsyncFileSystem, str]:
     """What reads and writes at ``url``, and its path. Raises UserError for a wrong address."""
-    # The address may have any protocol of fsspec. Asynchronous is for a caller with an event loop
-    # of its own. A server that stays silent for read_timeout seconds has failed.
+    # The address may have any protocol of fsspec. Asynchronous is for callers in an event loop, as
+    # Zarr is. A server that stays silent for read_timeout seconds has failed.
     load_dotenv()  # .env in this folder or above; what is set already stays
+    # s3fs does the retries: botocore's own ones inside of them would multiply.
+    client = {"connect_timeout": 2, "read_timeout": read_timeout, "retries": {"max_attempts": 0}}
     options: dict[str, Any] = {
         "anon": anonymous,
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.
         # https://github.com/fsspec/s3fs/issues/1027
         "max_concurrency": 1,
-        # s3fs does the retries: botocore's own ones inside of them would multiply.
-        "config_kwargs": {
-            "connect_timeout": 2,
-            "read_timeout": read_timeout,
-            "retries": {"max_attempts": 0},
-        },
+        "config_kwargs": client,
     }
-    if f"s3://{BUCKET}/" in url:
+    if f"s3://{BUCKET}/" in url:  # perhaps behind filecache::
         server = connect()
         options |= {
             "key": server["AWS_ACCESS_KEY_ID"],
             "secret": server["AWS_SECRET_ACCESS_KEY"],
+            # Tests and chapter 3's slow network put a proxy in between.
             "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT") or server["AWS_ENDPOINT_URL"],
         }
     known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
-    known |= {"file": {"auto_mkdir": True}}
+    known |= {"file": {"auto_mkdir": True}}  # a disk needs its folders made
     known |= {name: {"cache_storage": "output/cache"} for name in ("filecache", "blockcache")}
+    # A chain such as filecache::s3 takes options for each of its protocols.
     by_protocol = {name: known[name] for name in known if name in re.split(r"::|://", url)}
     try:
         is_async = asynchronous and "::" not in url
@@ -143,7 +144,7 @@ def open_fields(
 
 
 def select(fields: xr.Dataset, names: list[str] | None, url: str) -> xr.Dataset:
-    """These variables, or all, over (time, lat, lon). Raises UserError if they are not."""
+    """These variables, or all. Raises UserError if one is missing, or not over (time, lat, lon)."""
     names = names or sorted(map(str, fields))
     if missing := [name for name in names if name not in fields]:
         raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")

@@ -25,19 +25,19 @@ def sum_over_ranks(numbers: Tensor) -> Tensor:
     """The sum over all ranks. All of them have to call this, or the others wait for ever."""
     if not dist.is_initialized():
         return numbers.detach()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # where the backend adds
-    total = numbers.detach().to(device, copy=True)
+    # NCCL adds on GPUs, gloo on CPUs. A copy, because all_reduce writes into its argument.
+    total = numbers.detach().to("cuda" if dist.get_backend() == "nccl" else "cpu", copy=True)
     dist.all_reduce(total)
     return total.to(numbers.device)
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """Settings as plain numbers and lists: a checkpoint with jsonargparse's types is not read."""
+    """Settings as plain numbers and lists: weights_only=True reads no types of jsonargparse."""
     return json.loads(json.dumps(dict(settings.items())))
 
 
 class AutoencoderModule(L.LightningModule):
-    """Everything about the training that does not depend on the number of devices.
+    """The training step and the validation; any number of devices gives the same results.
 
     Args:
         compile: the forward pass of the training through torch.compile, which needs g++.
@@ -70,17 +70,22 @@ class AutoencoderModule(L.LightningModule):
             self.model = MaskedAutoencoder(shape, seed=self.hparams.seed, **self.model_settings)
             if self.hparams.compile:
                 compile_forward(self.model)
-        # Deterministic mode writes NaN to each new tensor, in case that it is read before it is
-        # written. Here none is.
+        # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs
+        # time, and changes no result (chapter 4 compares).
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
+    # With strategy: ddp Lightning wraps this module in DistributedDataParallel, and calls this
+    # through it. The backward pass that follows averages the gradients over the ranks.
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, index = batch
+        # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
         epoch, num_parts = self.current_epoch, self.hparams.micro_batches
         parts = list(zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True))
+        # Here, because Lightning's own would erase the gradients of the first parts.
         self.trainer.optimizers[0].zero_grad()
         error = torch.zeros((), device=x.device)
-        if num_parts > 1:  # the masks alone decide how many values are compared
+        # Each part is divided by the count of the whole batch, so that is needed before the first.
+        if num_parts > 1:
             count = sum_over_ranks(count_scored(self.model, x, index, epoch)).clamp(min=1)
             error = backward_all_but_last(self, parts, count)
         output = self.model(*parts[-1], epoch)
@@ -122,20 +127,20 @@ class AutoencoderModule(L.LightningModule):
             last = checkpoint if checkpoint.exists() else "none yet"
             text = f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
             raise UserError(f"{text} the last good checkpoint: {last}")
-        # In 16-mixed the scaler halves its scale after each step that it leaves out. Below 1 it
-        # does no more: it would leave out all steps, and the run would end with its first weights.
+        # In 16-mixed the scaler skips a step that overflows, and halves its scale. A scale below 1
+        # means that every step overflows: the run would end without an error, untrained.
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler and scaler.get_scale() < 1:
             text = f"step {self.global_step}: float16 overflows in each step; infinite data?"
             raise UserError(f"{text} trainer.precision bf16-mixed has the range of float32")
 
-    # Nothing of such weights gets into a checkpoint, and none of their scores into the log.
+    # Weights after a bad step are never saved, and their scores never logged.
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()
 
     def on_validation_epoch_start(self) -> None:
         self.check_finite()
-        self.sums = torch.zeros(2, 1)
+        self.sums = torch.zeros(2, 1)  # error and count; the first batch makes it (2, V), float64
 
     # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -146,8 +151,10 @@ class AutoencoderModule(L.LightningModule):
 
     # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
-        scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
-        self.log_dict(scores, sync_dist=True)  # equal on all ranks already
+        if not self.trainer.sanity_checking:  # its two batches may have no ocean
+            scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+            # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
+            self.log_dict(scores, sync_dist=True)
 
     test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
@@ -161,12 +168,14 @@ class AutoencoderModule(L.LightningModule):
         name = f"prediction_{self.global_rank}_{batch_idx}.npz"
         # Into the run's folder.
         np.savez(Path(self.trainer.ckpt_path).parents[1] / name, index=index.cpu(), fields=fields)
-        return index
+        return index  # and not the fields: Lightning keeps what comes from here
 
     def configure_optimizers(self) -> Any:
         # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
         # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
-        if (self.trainer.accumulate_grad_batches, self.trainer.limit_train_batches) != (1, 1.0):
+        # As texts: a limit of 1.0 means all batches, and 1 a single one.
+        limits = f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
+        if limits != "1 1.0":
             raise UserError("trainer: our order of the samples needs an optimiser step per batch")
         steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
         optimizer, scheduler = make_optimizer(self.model, steps, **self.hparams.optimizer)

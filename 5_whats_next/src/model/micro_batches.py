@@ -17,7 +17,7 @@ from src.model.pytorch_model import PATCHES, MaskedAutoencoder
 
 
 def count_scored(model: MaskedAutoencoder, x: Tensor, index: Tensor, epoch: int) -> Tensor:
-    """How many values of ``x`` (B, V, T, H, W) are hidden and valid; the masks alone decide."""
+    """How many values of ``x`` (B, V, T, H, W) are hidden and valid."""
     valid = ~torch.isnan(rearrange(x, PATCHES, **model.axes))
     mask = random_mask(valid.any(dim=-1), index, model.seed, epoch, model.mask_ratio)
     return (mask.hidden[..., None] & valid).sum()
@@ -29,7 +29,7 @@ def backward_all_but_last(
     """Add the gradients of all parts but the last to the weights; returns their squared errors.
 
     Args:
-        module: its ``model`` is a MaskedAutoencoder; it does not clear gradients after this.
+        module: its ``model`` is a MaskedAutoencoder; it must not clear gradients after this.
         parts: x (B, V, T, H, W) and index (B,) of each.
         count: scored values of the whole batch, of all ranks.
     """
@@ -38,7 +38,7 @@ def backward_all_but_last(
     with getattr(strategy, "block_backward_sync", nullcontext)():
         for x, index in parts[:-1]:
             squared_error = module.model(x, index, module.current_epoch).squared_error
-            # Through Lightning, which scales the loss in 16-mixed.
+            # Through Lightning, which scales the loss in 16-mixed. It needs no optimizer (None).
             strategy.backward(squared_error * module.trainer.world_size / count, None)
             error = error + squared_error.detach()
     return error

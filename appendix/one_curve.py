@@ -1,0 +1,88 @@
+"""Train the same model with chapters 0 to 5, and compare the losses: scaling changes no result.
+
+  uv run python appendix/one_curve.py [settings for all, for example --trainer.max_epochs 5]
+
+The last training is killed half-way, loses its folder, and goes on from the cloud. Leaves the runs
+and one_curve.png in appendix/output/one_curve; about four minutes on two cores.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = ROOT / "appendix" / "output" / "one_curve"
+SETTINGS = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1"]
+UPLOADS = ["--trainer.checkpoint_every_n_steps=50", "--trainer.upload_every_n_steps=50"]
+DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+KILLED = "Lightning, killed and resumed from the cloud"
+WAYS = {
+    "raw PyTorch": ["0_setup", "pytorch_train.py"],
+    "Lightning": ["1_multi_gpu", "lightning_train.py"],
+    "Lightning, two processes": ["1_multi_gpu", "lightning_train.py", *DDP],
+    "Lightning, patches from S3": ["2_cloud_data", "lightning_train.py"],
+    "Lightning, S3 through the fast reader": ["3_data_pipeline", "lightning_train.py"],
+    KILLED: ["5_whats_next", "lightning_train.py", *UPLOADS],
+}
+
+
+def metrics(folder: Path) -> pd.Series:
+    """The training losses of the only run in a folder, by step."""
+    tables = list(folder.glob("*/metrics.csv"))
+    if not tables:  # not begun
+        return pd.Series(dtype=float)
+    return pd.read_csv(tables[0], index_col="step")["train_loss"].dropna()
+
+
+def train_and_kill(command: list[str], chapter: Path, folder: Path, last_step: int) -> None:
+    """Start a training, kill all its processes after a step, and remove its folder."""
+    with subprocess.Popen(
+        command, cwd=chapter, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as training:
+        while training.poll() is None and len(metrics(folder)) < last_step:
+            time.sleep(0.2)
+        os.killpg(training.pid, signal.SIGKILL)
+    shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Train in all ways; prints a table and draws the curves."""
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=[2, 1])
+    reference = pd.Series(dtype=float)
+    print("largest relative difference in                50 steps all steps", flush=True)
+    for number, (name, (chapter, script, *words)) in enumerate(WAYS.items()):
+        folder = OUTPUT / str(number)
+        command = [sys.executable, script, *SETTINGS, *words, *sys.argv[1:]]
+        command.append(f"--trainer.output_dir={folder}")
+        if name == KILLED:
+            # A name of its own each time: a copy of an earlier start would be resumed at once.
+            command.append(f"--trainer.run_name=one_curve_{time.time_ns()}")
+            train_and_kill(command, ROOT / chapter, folder, len(reference) // 2)
+        # The runs' progress bars stay: they go to stderr.
+        subprocess.run(command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, check=True)
+        loss = metrics(folder)
+        reference = loss if reference.empty else reference
+        difference = (loss / reference - 1).abs()
+        print(f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}", flush=True)
+        # Each line is thinner than the one before, which it would otherwise hide.
+        above.semilogy(loss, linewidth=13 - 2.4 * number, label=name)
+        below.plot(difference, linewidth=13 - 2.4 * number)
+    above.set(ylabel="training loss")
+    above.legend()
+    below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
+    below.set_yscale("symlog", linthresh=1e-8)
+    figure.savefig(OUTPUT / "one_curve.png", dpi=110)
+    print(f"look at {OUTPUT.relative_to(ROOT)}: one_curve.png")
+
+
+if __name__ == "__main__":
+    main()
