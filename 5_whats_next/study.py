@@ -101,7 +101,7 @@ def objective(trial: Any, words: list[str]) -> float:
 def report(study: Any, folder: Path, words: list[str]) -> None:
     table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
     table.columns = table.columns.str.replace("params_|user_attrs_", "", regex=True)
-    table = table.sort_values("value")
+    table = table.sort_values(["state", "value"])  # complete trials first
     table.to_csv(folder / "trials.csv", index=False)
     print(table.to_string(index=False, float_format="{:.4g}".format))
     for name in ("intermediate_values", "slice"):

@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -28,6 +29,8 @@ MOST = {  # lines of code, lines of tests, words
     "4_model_profiling": (650, 220, 2100),
     "5_whats_next": (1150, 450, 2500),
 }
+LAST = {"lines": 3300, "files": 50, "imported lines": 2500, "imported files": 35}
+APPENDIX = {"tools": 600, "tests of tools": 200, "words": 4000, "words at the root": 1000}
 # What a chapter adds to the one before, leaves behind of it, and changes.
 PLAN = yaml.safe_load((ROOT / "appendix" / "chapters.yaml").read_text())
 
@@ -36,12 +39,16 @@ def planned(chapter: str, kind: str) -> set[str]:
     return set(PLAN.get(chapter, {}).get(kind, ()))
 
 
-def files(chapter: str) -> set[str]:
-    """The files of a chapter that git knows, relative to its folder."""
-    command = ["git", "ls-files", "-z", chapter]
+def tracked(*names: str) -> list[Path]:
+    """The files that git knows under these names."""
+    command = ["git", "ls-files", "-z", *names]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    paths = [Path(name) for name in listed.split("\0") if (ROOT / name).is_file()]
-    return {str(path.relative_to(chapter)) for path in paths}
+    return [ROOT / name for name in listed.split("\0") if (ROOT / name).is_file()]
+
+
+def files(chapter: str) -> set[str]:
+    """The files of a chapter, relative to its folder."""
+    return {str(path.relative_to(ROOT / chapter)) for path in tracked(chapter)}
 
 
 def differences(chapter: str) -> list[str]:
@@ -87,12 +94,12 @@ def new_lines(chapter: str, name: str) -> int:
     return len(code_lines(here))
 
 
-def words(chapter: str) -> int:
-    """Words of a chapter's Markdown, tables included, without code, comments and addresses."""
+def words(*names: str) -> int:
+    """Words of Markdown files, tables included, without code, comments and addresses."""
     number = 0
-    for name in files(chapter):
-        if name.endswith(".md"):
-            text = (ROOT / chapter / name).read_text()
+    for path in tracked(*names):
+        if path.suffix == ".md":
+            text = path.read_text()
             text = re.sub(r"```.*?```|<!--.*?-->|\]\([^)]*\)", " ", text, flags=re.DOTALL)
             number += sum(bool(re.search(r"\w", word)) for word in text.split())
     return number
@@ -128,18 +135,61 @@ def sizes(chapter: str) -> tuple[int, int, int]:
     )
 
 
+def imported(chapter: str, script: str) -> set[Path]:
+    """The chapter's files that a script imports, or that its default configuration names."""
+    text = (ROOT / chapter / "config" / "config.yaml").read_text()
+    text += (ROOT / chapter / "config" / "cli_config.yaml").read_text()
+    named = [name.rpartition(".")[0] for name in re.findall(r"class_path: (src[\w.]*)", text)]
+    seen: set[Path] = set()
+    todo = [script.removesuffix(".py"), *named]
+    while todo:
+        path = ROOT / chapter / f"{todo.pop().replace('.', '/')}.py"
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                todo += [alias.name for alias in node.names]
+    return seen
+
+
+def whole_sizes() -> tuple[list[int], list[int]]:
+    """The figures of LAST and of APPENDIX."""
+
+    def lines(paths: Iterable[Path]) -> int:
+        return sum(len(code_lines(path)) for path in paths)
+
+    python = [path for path in tracked(CHAPTERS[-1]) if path.suffix in (".py", ".ipynb")]
+    last = [path for path in python if "tests" not in path.parts]
+    reached = imported(CHAPTERS[-1], "lightning_train.py")
+    tools = [path for path in tracked("*.py", "appendix/*.py") if path.parent.name != "peers"]
+    tools = [path for path in tools if path.relative_to(ROOT).parts[0] not in CHAPTERS]
+    tests = [path for path in tools if "tests" in path.parts]
+    counts = [lines(set(tools) - set(tests)), lines(tests), words("appendix")]
+    counts.append(words("README.md", "CONTRIBUTING.md"))
+    return [lines(last), len(last), lines(reached), len(reached)], counts
+
+
+def report(name: str, values: Iterable[int], most: dict[str, int]) -> list[str]:
+    """Print a line; returns what is over the budget."""
+    pairs = list(zip(values, most.items(), strict=True))
+    print(
+        f"{name:18} "
+        + "   ".join(f"{kind} {value:5} of {limit:4}" for value, (kind, limit) in pairs)
+    )
+    return [f"{name}: {value} of {limit} {kind}" for value, (kind, limit) in pairs if value > limit]
+
+
 def main() -> int:
     """Print the table and what is wrong. Returns 1 if something is."""
     wrong = []
     for chapter in CHAPTERS:
-        parts = []
-        for kind, size, most in zip(
-            ("code", "tests", "words"), sizes(chapter), MOST[chapter], strict=True
-        ):
-            parts.append(f"{kind} {size:5} of {most:4}")
-            if size > most:
-                wrong.append(f"{chapter}: {size} of {most} {kind}")
-        print(f"{chapter:18} {'   '.join(parts)}")
+        limits = dict(zip(("code", "tests", "words"), MOST[chapter], strict=True))
+        wrong += report(chapter, sizes(chapter), limits)
+    last, appendix = whole_sizes()
+    wrong += report("the last chapter", last, LAST) + report("the rest", appendix, APPENDIX)
     for chapter in CHAPTERS:
         wrong += too_long(chapter) + (differences(chapter) if chapter != CHAPTERS[0] else [])
     print("\n".join(wrong) or "all chapters: within budget, identical where they have to be")

@@ -17,6 +17,17 @@ def test_within_budget_and_identical(capsys):
     assert chapters.main() == 0, capsys.readouterr().out
 
 
+def test_the_landing_page_has_these_sizes():
+    """New lines, and minutes to read the README at 150 words a minute."""
+    text = (ROOT / "README.md").read_text()
+    for chapter in CHAPTERS:
+        lines, _, words = chapters.sizes(chapter)
+        (row,) = re.findall(rf"^\| \[{chapter}\].*", text, re.MULTILINE)
+        assert row.endswith(f"| {lines} | {round(words / 150)} |"), (lines, words)
+    last, _ = chapters.whole_sizes()
+    assert f"**You can read this: {last[2]} lines**" in text
+
+
 @pytest.fixture
 def two_chapters(monkeypatch, tmp_path) -> Path:
     """A repository with one file in two chapters."""

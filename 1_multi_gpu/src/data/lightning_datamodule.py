@@ -57,7 +57,7 @@ class RankLoaders(Loaders):
         # needs one at least. Not Subset, which would hide the dataset's rng from worker_init_fn.
         samples = range(self.rank, len(self.val_set), self.world_size)
         size = 2 * self.batch_size // self.world_size
-        return DataLoader(self.val_set, size, sampler=samples, **self.options(self.rank))
+        return DataLoader(self.val_set, batch_size=size, sampler=samples, **self.options(self.rank))
 
 
 class FieldDataModule(L.LightningDataModule):

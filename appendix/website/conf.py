@@ -1,0 +1,46 @@
+"""The READMEs as a website, with each chapter's diff to the one before."""
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT, DIFFS = HERE.parents[1], HERE.parent / "output" / "diffs"
+
+project = html_title = "Training at larger scale"
+root_doc = "README"
+include_patterns = ["*.md", "[0-9a]*/README.md", "appendix/LOG.md", "appendix/output/diffs/*.md"]
+exclude_patterns = [".venv"]
+extensions = ["myst_parser"]
+myst_heading_anchors = 3  # links to headings, as GitHub makes them
+html_theme = "furo"  # search, dark mode, phones
+pygments_style = "default"  # has colours for what a diff adds
+
+DIFFS.mkdir(parents=True, exist_ok=True)
+chapters = sorted(path.parent.name for path in ROOT.glob("[0-9]_*/README.md"))
+for before, chapter in itertools.pairwise(chapters):
+    command = ["git", "diff", "--diff-filter=AM", "-O", str(HERE / "reading_order.txt")]
+    command += [f"HEAD:{before}", f"HEAD:{chapter}", "--", ".", ":!tests", ":!README.md"]
+    changes = subprocess.check_output(command, cwd=ROOT, text=True)
+    text = f"# {chapter}: what is new\n\nThe files are in reading order.\n"
+    for file in changes.split("\ndiff --git a/"):
+        name, hunks = re.split(r"\s", file.removeprefix("diff --git a/"), maxsplit=1)
+        if "@@" in hunks:  # a picture has none
+            text += f"\n## {name}\n\n````diff\n{hunks[hunks.index('@@') :].rstrip()}\n````\n"
+    (DIFFS / f"{chapter}.md").write_text(text)
+
+
+def setup(app: Any) -> None:
+    """Let the first page have a navigation, which GitHub does not need, and a second name."""
+
+    def add_navigation(_: Any, page: str, source: list[str]) -> None:
+        source[0] += (HERE / "navigation.txt").read_text() if page == root_doc else ""
+
+    def add_index(*_: Any) -> None:
+        shutil.copy(Path(app.outdir, "README.html"), Path(app.outdir, "index.html"))
+
+    app.connect("source-read", add_navigation)
+    app.connect("build-finished", add_index)
