@@ -70,7 +70,7 @@ def main() -> None:
         print(f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}", flush=True)
         # Each line is thinner than the one before, which it would otherwise hide.
         above.semilogy(loss, linewidth=13 - 2.4 * number, label=name)
-        below.plot(difference, linewidth=13 - 2.4 * number)
+        below.plot(difference, linewidth=6 - number)
     above.set(ylabel="training loss")
     above.legend()
     below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")

@@ -95,3 +95,14 @@ def test_the_commands_of_a_readme_are_accepted(chapter):
     assert len(words) > 5
     program = [sys.executable, "-c", PARSE]
     subprocess.run(program, input=json.dumps(words), text=True, cwd=ROOT / chapter, check=True)
+
+
+def test_each_promise_has_its_test():
+    """.ci/run selects all tests, and fails if one is skipped that needs no GPU."""
+    text = (ROOT / "appendix" / "README.md").read_text().partition("## What is promised")[2]
+    rows = re.findall(r"^\| .* \| (\d) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) > 25
+    for number, tests in rows:
+        (folder,) = ROOT.glob(f"{number}_*")
+        code = "".join(path.read_text() for path in folder.glob("tests/test_*.py"))
+        assert all(f"def {name}(" in code for name in re.findall(r"`(test_\w+)`", tests)), tests
