@@ -13,10 +13,11 @@ class MyDataset(WindowDataset):
         path: str,
         variables: list[str],
         window: Window,
+        train_stride: Window,
         train_months: Months,
         val_months: Months,
     ) -> None:
         # WindowDataset expects the axes time, lat and lon: rename those of your file here.
         fields = xr.load_dataset(path)[variables].rename(latitude="lat", longitude="lon")
-        stride = (1, 4, 4) if split == "train" else window
+        stride = train_stride if split == "train" else window
         super().__init__(fields, split, window, stride, train_months, val_months)

@@ -42,7 +42,7 @@ class LightningSettings(TrainerSettings):
         precision: numbers that a step computes in; 16-mixed needs a GPU.
         run_name: begin the run of this name, or go on with it; null makes a new one.
         resume_policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
-        cloud_storage_path: where checkpoints are uploaded to; see CloudUploadCallback.
+        cloud_storage_path: where to upload to; null: CLOUD_STORAGE_PATH or embedded; or none.
         upload_every_n_steps: upload inside an epoch too; 0 means at its end only.
     """
 

@@ -16,7 +16,7 @@ BAD_INPUT = {
     "heads": (["--model.num_heads=7"], "width 16 is odd, < 6 or no multiple of 7 heads"),
     "mask ratio": (["--model.mask_ratio=1.7"], "model.mask_ratio"),
     "nothing hidden": (["--model.mask_ratio=0.01"], "model.mask_ratio: 0.01 of 8 patches"),
-    "batch size": (["--data.batch_size=35"], "data.batch_size: 35 with 34 to train"),
+    "batch size": (["--data.batch_size=35"], "34 to train and 4 to validate, batch_size 35"),
     "unknown dataset": (["--data.dataset=Cifar"], "Cifar"),
     "no archive": ([f"-c={CHAPTER}/config/cifar10.yaml", "--data.dataset.path=no.gz"], "no.gz"),
     "too close": ([OCEAN, "--data.dataset.val_months=[36,48]"], "val_months (36, 48)"),

@@ -38,8 +38,7 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
     assert first == second
     (server,) = servers(tmp_path)
     family = [server, server.parent()]
-    listening = [c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"]
-    assert set(listening) == {"127.0.0.1"}
+    assert {c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"} == {"127.0.0.1"}
     assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.iterdir() if "en" in p.name)  # keys
     users[0].kill()
     words = [sys.executable, "-m", "src.data.s3_server", "--", "printenv", "AWS_ENDPOINT_URL"]

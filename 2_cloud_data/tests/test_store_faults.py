@@ -91,8 +91,7 @@ WRONG = {"AWS_SECRET_ACCESS_KEY": "PermissionError", "AWS_ENDPOINT_URL": "no ans
 @pytest.mark.parametrize(("name", "expected"), WRONG.items())
 def test_wrong_credentials_and_an_unreachable_endpoint(monkeypatch, name, expected):
     """Broken by: no retryable error in store.py: a server that restarts would end a training."""
-    server = connect() | {name: "http://127.0.0.1:9"}
-    monkeypatch.setattr("src.data.store.connect", lambda: server)
+    monkeypatch.setattr("src.data.store.connect", lambda: connect() | {name: "http://127.0.0.1:9"})
     with pytest.raises(UserError, match=f"^{URL}: {expected}") as caught:
         CloudDataset("train", **SETTINGS, patience=3)
     assert ":9" not in str(caught.value)  # no key in a message

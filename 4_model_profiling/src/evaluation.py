@@ -26,12 +26,9 @@ def squared_error(guess: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
 
 
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
-    """The loss (normalised) and each variable's RMSE in its own units, from ``sums`` (2, V).
-
-    Raises UserError for a variable that has no valid value, or one that is not finite.
-    """
-    # Sums divided at the end. Batches differ in how much land they have, and the mean of their
-    # means is not the mean of all values.
+    """Normalised loss, each variable's RMSE in its units. Raises UserError if one is no number."""
+    # The sums (2, V) are divided at the end. Batches differ in how much land they have, and the
+    # mean of their means is not the mean of all values.
     total, count = sums
     rmse = (total / count).sqrt() * torch.as_tensor(dataset.std)
     # A NaN is never below the best loss: the run would go on, and keep an old best checkpoint.

@@ -109,17 +109,20 @@ class CloudUploadCallback(Callback):
         run_name: str | None = None,
     ) -> None:
         self.path, self.local_dir = storage_path(cloud_storage_path, filesystem), local_dir
+        self.is_path_given = bool(cloud_storage_path or os.environ.get("CLOUD_STORAGE_PATH"))
         self.interval, self.every, self.run_name = upload_interval, upload_every_n_steps, run_name
         self.during_training, self.on_end = upload_during_training, upload_on_fit_end
         self.uploader: Any = None  # on rank 0
         self.offered: dict[str, int] = {}  # when each file was written, at its last offer
 
-    # In each checkpoint, so that a run without a name goes on in the same folder.
-    def state_dict(self) -> dict[str, str | None]:
-        return {"run_name": self.run_name}
+    # In each checkpoint, so that a run goes on uploading to the same folder, also where its name or
+    # the variable of its path is not given again.
+    def state_dict(self) -> dict[str, Any]:
+        return {"run_name": self.run_name, "path": self.path}
 
-    def load_state_dict(self, state: dict[str, str | None]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.run_name = self.run_name or state["run_name"]
+        self.path = self.path if self.is_path_given else state.get("path", self.path)
 
     # Not in on_train_start, which Lightning skips if nothing is left to train: what an outage has
     # kept out of the cloud is then uploaded by the same command.
@@ -138,8 +141,7 @@ class CloudUploadCallback(Callback):
         shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)  # of a killed process
         folder = CloudFolder(f"{self.path}/{self.run_name}")
         folder.probe()  # a missing right is found now, and not after an hour
-        is_same_disk = self.path.startswith(f"s3://{BUCKET}/")
-        note = " (a server on this disk, so no backup)" if is_same_disk else ""
+        note = " (a server on this disk, so no backup)" if f"//{BUCKET}/" in folder.url else ""
         print(f"cloud     {folder.url}{note}", flush=True)
         self.uploader = Uploader(folder, run)
         self.uploader.start()

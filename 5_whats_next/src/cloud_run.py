@@ -108,18 +108,17 @@ def digest(path: Path) -> str:
 
 def upload_checkpoint(folder: CloudFolder, run: Path, path: Path, name: str) -> int:
     """Upload the checkpoint ``path`` as ``name``, and what belongs to it; returns its step."""
-    step, sha256 = read_step(path), digest(path)
+    step, sha256, size = read_step(path), digest(path), path.stat().st_size
     if step is None:
         raise UserError(f"{name} is damaged on this disk")
-    entry: dict[str, Any] = {"name": name, "step": step, "sha256": sha256}
-    entry["object"] = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
-    entry["size"] = path.stat().st_size
-    folder.upload(path, entry["object"], sha256)
+    key = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
+    entry = {"name": name, "object": key, "step": step, "sha256": sha256, "size": size}
+    folder.upload(path, key, sha256)
     # metrics.csv may have rows after the checkpoint: a resume drops them.
     for filename in ("config.yaml", "metrics.csv"):
         if (run / filename).is_file():
             folder.write(filename, (run / filename).read_text())
-    listed = [old for old in folder.checkpoints() if old["object"] != entry["object"]]
+    listed = [old for old in folder.checkpoints() if old["object"] != key]
     outdated = [old for old in listed if old["name"] == name][KEEP - 1 :]
     kept = [old for old in listed if old not in outdated]
     folder.write("latest.json", json.dumps([entry, *kept], indent=1))
@@ -172,7 +171,7 @@ def find_run(run: Path, policy: Literal["auto", "must", "never"], cloud: str) ->
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
         raise UserError(f"{run} has no checkpoint that is intact; move it away to begin again")
     if policy == "must" and not checkpoint:
-        raise UserError(f"{run.name} has no checkpoint to go on from (resume_policy: must)")
+        raise UserError(f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)")
     if policy == "never" and checkpoint:
         raise UserError(f"{run.name} has a checkpoint of step {step} (resume_policy: never)")
     return checkpoint

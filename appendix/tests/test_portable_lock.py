@@ -5,7 +5,6 @@ import portable_lock
 AS_UV_WRITES_IT = """\
 version = 1
 revision = 5
-requires-python = ">=3.11"
 
 [options]
 exclude-newer = "2026-01-01T00:00:00Z"
@@ -19,19 +18,6 @@ wheels = [
     { url = "https://mirror.example/einops-0.8.2-py3-none-any.whl", hash = "sha256:11", size = 2 },
 ]
 
-[package.optional-dependencies]
-extra = [
-    { name = "numpy", source = { registry = "https://a.example/b" }, marker = "extra == 'a'" },
-]
-
-[[package]]
-name = "training-at-larger-scale"
-version = "0.1.0"
-source = { virtual = "." }
-dependencies = [
-    { name = "einops" },
-]
-
 [package.metadata]
 requires-dist = [{ name = "einops", specifier = ">=0.8" }]
 
@@ -42,25 +28,11 @@ dev = []
 PORTABLE = """\
 version = 1
 revision = 5
-requires-python = ">=3.11"
 
 [[package]]
 name = "einops"
 version = "0.8.2"
 source = { registry = "index" }
-
-[package.optional-dependencies]
-extra = [
-    { name = "numpy", source = { registry = "index" }, marker = "extra == 'a'" },
-]
-
-[[package]]
-name = "training-at-larger-scale"
-version = "0.1.0"
-source = { virtual = "." }
-dependencies = [
-    { name = "einops" },
-]
 
 """
 

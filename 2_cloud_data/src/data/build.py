@@ -82,6 +82,8 @@ def add_statistics(
     with dask.config.set({"array.chunk-size": "8MiB"}):
         fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
     fields = select(fields, variables, url)
+    if not 0 <= train_months[0] < train_months[1] <= fields.sizes["time"]:
+        raise UserError(f"train_months {train_months}: {url} has {fields.sizes['time']} time steps")
     place = statistics_url(to or url, train_months)
     try:
         read_statistics(open_store(place), list(map(str, fields)))

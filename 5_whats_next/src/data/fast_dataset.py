@@ -140,7 +140,7 @@ def spec(url: str, name: str, anonymous: bool) -> dict[str, Any]:
     drivers = {"": "file", "s3": "s3", "gs": "gcs"}
     if parts.scheme not in drivers:
         raise UserError(f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset")
-    folder = f"{Path(url).absolute()}/{name}/"
+    folder = f"{Path(url).resolve()}/{name}/"
     kvstore: dict[str, Any] = {"driver": drivers[parts.scheme], "path": folder}
     if parts.scheme:
         kvstore |= {"bucket": parts.netloc, "path": f"{parts.path[1:]}/{name}/"}

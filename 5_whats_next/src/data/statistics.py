@@ -54,6 +54,6 @@ def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
         statistics = open_fields(store, consolidated=True)
         order = [statistics.attrs["variables"].index(name) for name in names]
     except (UserError, ValueError) as error:
-        text = f"no statistics of {names}; make them with build_store.py statistics"
+        text = f"no statistics of {names} in these months; build_store.py statistics makes them"
         raise UserError(f"{store.url}: {text}") from error
     return statistics.isel(variable=order)
