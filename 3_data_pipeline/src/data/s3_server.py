@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
         # exec keeps this process and its lock, and gives it to the command, which gets all signals.
         os.set_inheritable(_users_lock[0], True)
         os.execvpe(arguments[1], arguments[1:], os.environ | server)
-    print(f"S3 server {server['AWS_ENDPOINT_URL']}; Ctrl-C ends it. Elsewhere, any bucket:")
+    print(f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:")
     print(f"  set -a; . {ENV_FILE}; set +a", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return 0
