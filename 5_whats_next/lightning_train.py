@@ -64,8 +64,9 @@ def main() -> None:
     load_environment()
     config, resolved, folder, checkpoint = find_start(sys.argv[1:])
     settings = config.trainer
-    if not checkpoint:
-        rank_zero_only(begin_run)(folder, resolved)
+    if not checkpoint and rank_zero_only.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(resolved)
     callbacks = [
         Report(settings.wandb, settings.picture_every_n_epochs),
         StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
@@ -80,12 +81,6 @@ def main() -> None:
     ]
     trainer, module, data = build_training(config, folder, callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint)
-
-
-# Write the configuration of a new run.
-def begin_run(folder: Path, resolved: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(resolved)
 
 
 def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]:

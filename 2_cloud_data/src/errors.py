@@ -1,5 +1,6 @@
 """How a run ends early: with one line for a known error, or with a saved step at a signal."""
 
+import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(f"error: {' '.join(str(error).rpartition('UserError: ')[2].split())}")
     except KeyboardInterrupt:  # Ctrl-C before the training has begun, or a second one
         sys.exit(128 + signal.SIGINT)
+    finally:
+        # After an error a loader is still in use, and so its workers do not end by themselves.
+        # Python sends them one SIGTERM, which they ignore (worker_init_fn), and waits for ever.
+        for worker in multiprocessing.active_children():
+            worker.kill()
 
 
 class GracefulInterrupt:
