@@ -110,6 +110,9 @@ def train(
             if stop:
                 break
     bar.close()
+    # Ends the loaders' workers now. Matplotlib may keep this function's variables until the garbage
+    # is collected, and then a worker takes five seconds to end.
+    del train_loader, val_loader
     return interrupt.signal_number
 
 

@@ -74,8 +74,7 @@ def make_baselines(dataset: FieldDataset) -> dict[str, Guess]:
 
 def visible_mean(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
     """The mean of the sample's visible values; 0, the training mean, where nothing is visible."""
-    visible = x.masked_fill(hidden, torch.nan)
-    return visible.nanmean(dim=(2, 3, 4), keepdim=True).nan_to_num().expand_as(x)
+    return x.where(~hidden, torch.nan).nanmean((2, 3, 4), keepdim=True).nan_to_num().expand_as(x)
 
 
 def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
