@@ -43,7 +43,7 @@ def test_same_seed_same_bits_other_seed_other_curve(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_a_stopped_run_goes_on_to_the_same_bits(monkeypatch, tmp_path, stop):
-    """At the first step, between epochs, inside one. Broken by: done = 0 in TrainBatches."""
+    """At the first step, between epochs, inside one. Broken by: first_batch = 0."""
     reference = train(monkeypatch, tmp_path / "reference")
     settings = [f"--trainer.max_steps={stop}", f"--data.num_workers={stop % 2}"]
     folder = train(monkeypatch, tmp_path / "stopped", *settings)
@@ -68,7 +68,7 @@ def test_killed_at_a_random_step_it_goes_on_to_the_same_bits(monkeypatch, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_ends(tmp_path, number):
-    """It goes to all processes, as from a terminal or a cluster; workers included."""
+    """To all processes, as from a terminal; workers, too. Broken by: return 0 in train()."""
     endless = ["--data.dataset.num_samples=800000", "--data.num_workers=2"]
     process, folder = start(tmp_path, *endless), tmp_path / "run_1"
     wait_for_step(process, folder, 20)

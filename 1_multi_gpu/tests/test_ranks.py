@@ -61,7 +61,7 @@ def two_ranks(tmp_path_factory):
 
 
 def test_two_ranks_give_the_curve_of_one_process(monkeypatch, tmp_path, two_ranks):
-    """The ranks see windows with more and with less land. The mutations: what is noticed."""
+    """The ranks see more and less land. Broken by: each of MUTATIONS, which are tried here."""
     one = curve(train(monkeypatch, tmp_path, *OCEAN))
     for key in (RIGHT, *MUTATIONS):
         two = curve(two_ranks[0][key])[:50]
@@ -80,7 +80,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(two_ranks):
 
 
 def test_killed_on_one_machine_it_goes_on_with_two(tmp_path, two_ranks):
-    """SIGKILL of all ranks at a random step; then two torchrun agents, as in the README."""
+    """SIGKILL of all ranks; then two torchrun agents. Broken by: first_batch = 0."""
     every = "--trainer.checkpoint_every_n_steps=7"
     process, folder = start(tmp_path, *DDP, every, command=SCRIPT), tmp_path / "run_1"
     wait_for_step(process, folder, random.randint(8, 45))
