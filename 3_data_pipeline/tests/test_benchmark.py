@@ -65,6 +65,7 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     assert outputs.count("image/png") == 2
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_measured(tmp_path):
     """Broken by: no look at unknown keys: a misspelt setting would be measured as the default."""
     with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
