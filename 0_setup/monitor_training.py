@@ -22,9 +22,13 @@ def main() -> int:
     """Run the command and report. Returns the command's exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="in quotes, as for a shell")
-    parser.add_argument("--country", default="NLD", help="ISO code: how clean is the electricity?")
+    parser.add_argument(
+        "--country", default="NLD", help="ISO code: how clean is the electricity?"
+    )
     settings = parser.parse_args()
-    folder = Path(__file__).parent / "output" / "emissions" / time.strftime("%Y%m%d-%H%M%S")
+    folder = (
+        Path(__file__).parent / "output" / "emissions" / time.strftime("%Y%m%d-%H%M%S")
+    )
     folder.mkdir(parents=True)
     # Offline: the carbon intensity of a country comes from a table, not from a web service.
     tracker = OfflineEmissionsTracker(
@@ -38,7 +42,9 @@ def main() -> int:
         code = subprocess.call(["bash", "-o", "pipefail", "-c", shell])
     result = tracker.final_emissions_data
     # In Wh and g: a run of a minute takes thousandths of the usual kWh and kg.
-    energy = {name: 1000 * getattr(result, f"{name}_energy") for name in ("cpu", "gpu", "ram")}
+    energy = {
+        name: 1000 * getattr(result, f"{name}_energy") for name in ("cpu", "gpu", "ram")
+    }
     summary = f"{1000 * result.emissions:.3f} g CO2 in {result.duration:.0f} s"
     figure = Figure(figsize=(5, 3), layout="constrained")
     axis = figure.subplots()

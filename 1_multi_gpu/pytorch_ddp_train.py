@@ -47,7 +47,9 @@ def main() -> int:
     if os.environ["LOCAL_RANK"] == "0":  # the main process of each machine
         Loaders(**vars(config.data))  # downloads what is missing, while the others wait
     dist.barrier()
-    loaders = RankLoaders(dist.get_rank(), dist.get_world_size(), **vars(config.data), seed=seed)
+    loaders = RankLoaders(
+        dist.get_rank(), dist.get_world_size(), **vars(config.data), seed=seed
+    )
     shape = loaders.train_set.sample_shape
     model = MaskedAutoencoder(shape, **vars(config.model), seed=seed).to(device)
     total_steps = config.trainer.max_epochs * loaders.steps_per_epoch
@@ -62,10 +64,16 @@ def main() -> int:
         folder = new_run_folder(CHAPTER / config.trainer.output_dir)
         (folder / "config.yaml").write_text(resolved)
     where = os.path.relpath(folder)
-    print(f"device    {device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}")
-    print(f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation {shape}")
+    print(
+        f"device    {device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
+    )
+    print(
+        f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation {shape}"
+    )
     print(f"model     {sum(p.numel() for p in model.parameters()):,} parameters")
-    print(f"training  steps {state.step} to {total_steps}, {loaders.batch_size} samples each")
+    print(
+        f"training  steps {state.step} to {total_steps}, {loaders.batch_size} samples each"
+    )
     print(f"output    {where}", flush=True)
 
     tracker = None
@@ -84,7 +92,11 @@ def main() -> int:
 
 
 def train(
-    state: TrainingState, total_steps: int, loaders: RankLoaders, trainer: Namespace, tracker: Any
+    state: TrainingState,
+    total_steps: int,
+    loaders: RankLoaders,
+    trainer: Namespace,
+    tracker: Any,
 ) -> int:
     """Train to ``total_steps``, or until a signal, whose number is returned, or ``max_steps``."""
     interrupt = GracefulInterrupt()
@@ -95,8 +107,13 @@ def train(
     checkpoint_every = trainer.checkpoint_every_n_steps or total_steps
     picture_every = trainer.picture_every_n_epochs or trainer.max_epochs
     # The loader asks for the step when an epoch begins: a resumed run may begin in the middle.
-    train_loader, val_loader = loaders.train_loader(lambda: state.step), loaders.val_loader()
-    bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=not tracker or None)
+    train_loader, val_loader = (
+        loaders.train_loader(lambda: state.step),
+        loaders.val_loader(),
+    )
+    bar = tqdm(
+        total=total_steps, initial=state.step, unit="step", disable=not tracker or None
+    )
     stop = False
     while state.step < total_steps and not stop:
         epoch, first = state.step // loaders.steps_per_epoch, state.step
@@ -108,10 +125,16 @@ def train(
             loss = train_step(state, output, trainer.gradient_clip_val)
             bar.update()
             if tracker and state.step % trainer.log_every_n_steps == 0:
-                speed = (state.step - first) * loaders.batch_size / (time.perf_counter() - start)
+                speed = (
+                    (state.step - first)
+                    * loaders.batch_size
+                    / (time.perf_counter() - start)
+                )
                 row = {"train_loss": loss, "lr": lr, "samples_per_second": speed}
                 tracker.log(state.step, epoch, row)
-                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.0f} samples/s", refresh=False)
+                bar.set_postfix_str(
+                    f"loss {loss:.4f}, {speed:.0f} samples/s", refresh=False
+                )
             # Only one rank may have got a signal. They ask each other, so that all stop together.
             number = torch.tensor(interrupt.signal_number, device=device)
             dist.all_reduce(number, dist.ReduceOp.MAX)
@@ -119,12 +142,18 @@ def train(
             # Not >=, because a resumed run reads the same max_steps, and goes past it.
             stop = interrupt.signal_number > 0 or state.step == trainer.max_steps
             if state.step % loaders.steps_per_epoch == 0:
-                sums = evaluate(state.model, val_loader, baselines={})["masked autoencoder"]
+                sums = evaluate(state.model, val_loader, baselines={})[
+                    "masked autoencoder"
+                ]
                 scores = to_scores(sum_over_ranks(sums), loaders.val_set)
-                if tracker is None:  # rank 0 writes. The epoch is over, so no break is needed
+                if (
+                    tracker is None
+                ):  # rank 0 writes. The epoch is over, so no break is needed
                     continue
                 tracker.log(state.step, epoch, scores)
-                shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+                shown = ", ".join(
+                    f"{name} {value:.4f}" for name, value in scores.items()
+                )
                 bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}")
                 # best.pt first: after a crash between the two, the epoch's end comes again.
                 if scores["val_loss"] < state.best_loss:
@@ -156,7 +185,9 @@ def train_step(state: TrainingState, output: Output, clip: float) -> float:
     norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
     # Before the step: a norm that is NaN makes all gradients NaN, and one step all weights.
     if not torch.isfinite(loss + norm):
-        raise UserError(f"step {state.step + 1}: loss {loss}, gradient {norm}; lower optimizer.lr?")
+        raise UserError(
+            f"step {state.step + 1}: loss {loss}, gradient {norm}; lower optimizer.lr?"
+        )
     state.optimizer.step()
     state.scheduler.step()
     state.step += 1

@@ -15,7 +15,11 @@ from src.tracking import new_run_folder
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DDP = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-SETTINGS = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1"]
+SETTINGS = [
+    "--trainer.accelerator=cpu",
+    "--trainer.max_epochs=2",
+    "--trainer.log_every_n_steps=1",
+]
 WAYS = {
     "raw PyTorch, one process": ["pytorch_train.py"],
     "Lightning, one process": ["lightning_train.py"],
@@ -40,7 +44,10 @@ def main() -> None:
         loss = metrics["train_loss"].dropna()  # the rows of a validation have none
         reference = loss if reference is None else reference
         difference = (loss / reference - 1).abs()
-        print(f"{name:<35} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}", flush=True)
+        print(
+            f"{name:<35} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}",
+            flush=True,
+        )
         # Each line is thinner than the one before, which it would otherwise hide.
         above.semilogy(loss, linewidth=9 - 2.5 * number, label=name)
         below.plot(difference)

@@ -41,8 +41,14 @@ def draw(table: pd.DataFrame, folder: Path) -> None:
     """Chunks and bytes against the size of a chunk: the mean, and the range around it."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axis, unit in zip(figure.subplots(1, 2), ("chunks", "bytes"), strict=True):
-        size, low, high = table["chunk_size"], table[f"minimal_{unit}"], table[f"maximal_{unit}"]
-        axis.fill_between(size, low, high, alpha=0.2, label="from the best to the worst start")
+        size, low, high = (
+            table["chunk_size"],
+            table[f"minimal_{unit}"],
+            table[f"maximal_{unit}"],
+        )
+        axis.fill_between(
+            size, low, high, alpha=0.2, label="from the best to the worst start"
+        )
         axis.plot(size, table[f"mean_{unit}"], "o-", label="mean of all starts")
         axis.set(yscale="log", xlabel="chunk size", ylabel=f"{unit} for a window")
         axis.tick_params(axis="x", rotation=45)

@@ -31,14 +31,20 @@ def measure(mode: Any, batches: list[list[int]]) -> tuple[float, float, float]:
     settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
     # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
     # which is harmless: https://github.com/zarr-developers/zarr-python/issues/2901
-    with Client(host="127.0.0.1", **settings) if mode == "cluster" else nullcontext() as client:
+    with (
+        Client(host="127.0.0.1", **settings)
+        if mode == "cluster"
+        else nullcontext() as client
+    ):
         dataset = CloudDataset("train", dask="threads" if mode == "cluster" else mode)
         dataset[0]  # connections are opened
         start = time.perf_counter()
         for indices in batches:
             samples = dataset.__getitems__(indices)
         seconds = time.perf_counter() - start
-        memory = peak_memory() + (sum(client.run(peak_memory).values()) if client else 0)
+        memory = peak_memory() + (
+            sum(client.run(peak_memory).values()) if client else 0
+        )
     return 16 * len(batches) / seconds, memory, float(samples[-1][0].nan_to_num().sum())
 
 

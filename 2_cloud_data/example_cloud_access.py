@@ -19,7 +19,10 @@ def main() -> None:
     # AWS: fsspec.filesystem("s3"); Google: "gs"; Azure: "abfs"; each with the URL of your bucket.
     # They read the credentials from the environment. The lines below stay as they are.
     server = connect()
-    keys = {"key": server["AWS_ACCESS_KEY_ID"], "secret": server["AWS_SECRET_ACCESS_KEY"]}
+    keys = {
+        "key": server["AWS_ACCESS_KEY_ID"],
+        "secret": server["AWS_SECRET_ACCESS_KEY"],
+    }
     fs = fsspec.filesystem("s3", endpoint_url=server["AWS_ENDPOINT_URL"], **keys)
     url = f"{FOLDER}/numbers.bin"
     content = bytes(range(256)) * (SIZE // 256)
@@ -30,7 +33,10 @@ def main() -> None:
     print("list:", *fs.ls(FOLDER, detail=False))
     timed(f"get {SIZE / 1e6:.1f} MB", lambda: fs.cat_file(url))
     # Zarr with shards, and NetCDF over a network, read ranges of bytes.
-    timed(f"get a range of {PART} bytes", lambda: fs.cat_file(url, start=PART, end=2 * PART))
+    timed(
+        f"get a range of {PART} bytes",
+        lambda: fs.cat_file(url, start=PART, end=2 * PART),
+    )
     print("bytes 1000 to 1004:", *fs.cat_file(url, start=1000, end=1004))
 
     # A small request takes about as long as its way to the server and back, so send many at once.

@@ -13,7 +13,9 @@ def main() -> None:
     dataset = CloudDataset("train")
     dataset[0]  # starts the threads that a fork does not copy
     for method in ("fork", "forkserver", "spawn"):
-        loader = DataLoader(dataset, 4, num_workers=1, multiprocessing_context=method, timeout=15)
+        loader = DataLoader(
+            dataset, 4, num_workers=1, multiprocessing_context=method, timeout=15
+        )
         try:
             next(iter(loader))
             print(f"{method:<12}a batch", flush=True)

@@ -45,11 +45,15 @@ def main() -> None:
     classes = AutoencoderModule, FieldDataModule, LightningSettings
     config, resolved = parse_config(__doc__, None, *classes)
     settings, seed = config.trainer, config.seed_everything
-    choose_device(settings.accelerator)  # one line of error if there is none; Lightning chooses
+    choose_device(
+        settings.accelerator
+    )  # one line of error if there is none; Lightning chooses
     folder = Path(config.resume or ".").resolve()  # ModelCheckpoint compares paths
     # Each rank runs this script, from the first line on. Rank 0 alone makes a folder; the others
     # get None, and write nothing.
-    if not config.resume and (new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)):
+    if not config.resume and (
+        new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)
+    ):
         folder = new
         (folder / "config.yaml").write_text(resolved)
 
@@ -74,18 +78,26 @@ def main() -> None:
         callbacks=[
             Report(settings.wandb, settings.picture_every_n_epochs),
             StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
-            ModelCheckpoint(filename="best", monitor="val_loss", enable_version_counter=False),
+            ModelCheckpoint(
+                filename="best", monitor="val_loss", enable_version_counter=False
+            ),
             # One of its own: save_last=True would skip epochs without a new best.
             ModelCheckpoint(filename="last", enable_version_counter=False),
         ],
     )
-    trainer.fit(module, data, ckpt_path=folder / "checkpoints/last.ckpt" if config.resume else None)
+    trainer.fit(
+        module,
+        data,
+        ckpt_path=folder / "checkpoints/last.ckpt" if config.resume else None,
+    )
 
 
 def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
     """Instantiate a class with its section, and with the shared settings that it accepts."""
     known = inspect.signature(kind).parameters
-    return kind(**vars(settings), **{name: shared[name] for name in shared if name in known})
+    return kind(
+        **vars(settings), **{name: shared[name] for name in shared if name in known}
+    )
 
 
 if __name__ == "__main__":

@@ -16,14 +16,19 @@ from src.optim import make_optimizer
 from src.tracking import new_run_folder
 
 # Without this file there would be no Report and no StopAndSave; -c adds to it.
-DEFAULT = {"default_config_files": [f"{CHAPTER}/config/cli_config.yaml"], "allow_abbrev": False}
+DEFAULT = {
+    "default_config_files": [f"{CHAPTER}/config/cli_config.yaml"],
+    "allow_abbrev": False,
+}
 
 
 class AutoencoderCLI(LightningCLI):
     """Adds the section optimizer, one seed for everything, and a folder for each run."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_function_arguments(make_optimizer, "optimizer", skip={"model", "total_steps"})
+        parser.add_function_arguments(
+            make_optimizer, "optimizer", skip={"model", "total_steps"}
+        )
         parser.link_arguments("optimizer", "model.optimizer", compute_fn=plain)
         # LightningCLI's seed_everything may be a bool; a seed is a number.
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
@@ -33,9 +38,13 @@ class AutoencoderCLI(LightningCLI):
         """Each run gets a folder of its own; a resumed training stays in its checkpoint's."""
         config = self.config[self.subcommand]
         if self.subcommand != "fit" and not config.ckpt_path:
-            raise UserError("--ckpt_path: name a checkpoint, or untrained weights are scored")
+            raise UserError(
+                "--ckpt_path: name a checkpoint, or untrained weights are scored"
+            )
         if self.subcommand == "fit" and config.ckpt_path:
-            config.trainer.default_root_dir = str(Path(config.ckpt_path).resolve().parents[1])
+            config.trainer.default_root_dir = str(
+                Path(config.ckpt_path).resolve().parents[1]
+            )
         elif folder := rank_zero_only(new_run_folder)(CHAPTER / "output"):
             config.trainer.default_root_dir = str(folder)
 
@@ -46,8 +55,11 @@ def main() -> None:
         AutoencoderModule,
         FieldDataModule,
         auto_configure_optimizers=False,  # the module makes its optimizer
-        save_config_kwargs={"overwrite": True},  # a resumed run writes its config.yaml again
-        parser_kwargs={"allow_abbrev": False} | dict.fromkeys(LightningCLI.subcommands(), DEFAULT),
+        save_config_kwargs={
+            "overwrite": True
+        },  # a resumed run writes its config.yaml again
+        parser_kwargs={"allow_abbrev": False}
+        | dict.fromkeys(LightningCLI.subcommands(), DEFAULT),
     )
 
 

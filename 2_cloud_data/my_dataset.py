@@ -18,6 +18,8 @@ class MyDataset(WindowDataset):
         val_months: Months,
     ) -> None:
         # WindowDataset expects the axes time, lat and lon: rename those of your file here.
-        fields = xr.load_dataset(path)[variables].rename(latitude="lat", longitude="lon")
+        fields = xr.load_dataset(path)[variables].rename(
+            latitude="lat", longitude="lon"
+        )
         stride = train_stride if split == "train" else window
         super().__init__(fields, split, window, stride, train_months, val_months)

@@ -14,7 +14,12 @@ import numpy as np
 from dotenv import load_dotenv
 from src.data.build import build
 from src.errors import UserError, one_line_errors
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    retry,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed
@@ -49,13 +54,23 @@ def main() -> None:
     """Read the request, and fetch."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--service", default="copernicusmarine:open_dataset", help="%(default)s")
-    parser.add_argument("--dataset", default="METOFFICE-GLO-SST-L4-REP-OBS-SST", help="%(default)s")
+    parser.add_argument(
+        "--service", default="copernicusmarine:open_dataset", help="%(default)s"
+    )
+    parser.add_argument(
+        "--dataset", default="METOFFICE-GLO-SST-L4-REP-OBS-SST", help="%(default)s"
+    )
     parser.add_argument("--variable", default="analysed_sst", help="%(default)s")
-    parser.add_argument("--box", type=float, nargs=4, default=[-20, 0, -5, 5], help="W, E, S, N")
-    parser.add_argument("--start", type=np.datetime64, required=True, help="first month, 2020-01")
+    parser.add_argument(
+        "--box", type=float, nargs=4, default=[-20, 0, -5, 5], help="W, E, S, N"
+    )
+    parser.add_argument(
+        "--start", type=np.datetime64, required=True, help="first month, 2020-01"
+    )
     parser.add_argument("--end", type=np.datetime64, required=True, help="last month")
-    parser.add_argument("--url", required=True, help="the store, as build_store.py takes it")
+    parser.add_argument(
+        "--url", required=True, help="the store, as build_store.py takes it"
+    )
     options = parser.parse_args()
     load_dotenv()  # before the import: the client looks for the account then
     try:

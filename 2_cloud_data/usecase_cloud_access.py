@@ -28,8 +28,12 @@ def main(url: str = OCEAN, anonymous: bool = False) -> None:
     fields = open_fields(open_store(url, anonymous=anonymous))
     for name, field in fields.items():
         chunk = field.encoding["chunks"]
-        print(f"{name} {dict(field.sizes)}: {field.nbytes / 1e6:.2f} MB, in chunks of {chunk}")
-    window = next(iter(fields.values())).isel({axis: slice(n) for axis, n in WINDOW.items()})
+        print(
+            f"{name} {dict(field.sizes)}: {field.nbytes / 1e6:.2f} MB, in chunks of {chunk}"
+        )
+    window = next(iter(fields.values())).isel(
+        {axis: slice(n) for axis, n in WINDOW.items()}
+    )
     # Values are read now: only the chunks that the window touches.
     timed(f"read a window of {window.nbytes / 1e3:.1f} kB", window.load)
     print(f"its mean is {float(window.mean()):.2f} {window.attrs.get('units', '')}")

@@ -37,7 +37,9 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     # Five time stamps for each batch: loading starts, loading ends, the training asks for it, gets
     # it, is done with it. The first batch counts from the opening of the store on.
     opened = time.perf_counter()
-    dataset = pkgutil.resolve_name(settings["dataset"])("train", **settings["dataset_args"])
+    dataset = pkgutil.resolve_name(settings["dataset"])(
+        "train", **settings["dataset_args"]
+    )
     workers = settings["num_workers"]
     # For its order and options only; nothing is validated, so one dataset serves as both splits.
     loaders = Loaders(lambda split: dataset, settings["batch_size"], workers)
@@ -45,13 +47,20 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     timed = Timed(dataset, settings.get("dask_threads"))
     if hasattr(dataset, "prefetch") and not workers:
         batches = LookAhead(batches, timed)
-    keys = ["pin_memory", *(["prefetch_factor", "persistent_workers"] if workers else [])]
+    keys = [
+        "pin_memory",
+        *(["prefetch_factor", "persistent_workers"] if workers else []),
+    ]
     options = loaders.options() | {key: settings[key] for key in keys}
     steps: list[list[float]] = []
     asked = time.perf_counter()
-    for start, end, _ in DataLoader(timed, batch_sampler=batches, collate_fn=collate, **options):
+    for start, end, _ in DataLoader(
+        timed, batch_sampler=batches, collate_fn=collate, **options
+    ):
         got = time.perf_counter()
-        time.sleep(settings["train_step_time"])  # a GPU computes, and this process is free
+        time.sleep(
+            settings["train_step_time"]
+        )  # a GPU computes, and this process is free
         done = time.perf_counter()
         steps.append([start, end, asked, got, done])
         asked = done
@@ -73,7 +82,10 @@ def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, flo
 def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure in a new process, where nothing is left of the configuration before."""
     network = slow_network(settings["delay"]) if settings["delay"] else nullcontext()
-    with network, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+    with (
+        network,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process,
+    ):
         pid, peak = process.submit(os.getpid).result(), 0.0
         future = process.submit(measure, settings)
         while not wait([future], timeout=0.2).done:
@@ -94,14 +106,20 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
         connect()  # here, so that the server's memory is not that of a configuration
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     log.parent.mkdir(exist_ok=True)
-    rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    rows = (
+        [json.loads(line) for line in log.read_text().splitlines()]
+        if log.exists()
+        else []
+    )
     rows = [row for row in rows if configurations.get(row["name"]) == row["settings"]]
     # Without the rows of configurations that have changed, also for the pictures.
     log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     # In turns, so that a busy machine slows all of them.
     turns = [(name, number) for number in range(repeats) for name in configurations]
     finished = {(row["name"], row["turn"]) for row in rows}
-    for name, number in tqdm([t for t in turns if t not in finished], unit="turn", disable=None):
+    for name, number in tqdm(
+        [t for t in turns if t not in finished], unit="turn", disable=None
+    ):
         row = {"name": name, "turn": number, "settings": configurations[name]}
         try:
             row |= one_turn(configurations[name])
@@ -120,7 +138,9 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
 
 def show(names: list[str], rows: list[dict[str, Any]]) -> None:
     """Medians, and the lowest and the highest turn; ``times`` compares with the first one."""
-    print(f"{'configuration':<30}samples/s     (low-high)   times   busy  first s      MB")
+    print(
+        f"{'configuration':<30}samples/s     (low-high)   times   busy  first s      MB"
+    )
     base = None
     for name in names:
         turns = [row for row in rows if row["name"] == name]
@@ -128,7 +148,9 @@ def show(names: list[str], rows: list[dict[str, Any]]) -> None:
             continue
         speeds = [row["samples_per_second"] for row in turns]
         keys = ("samples_per_second", "busy", "first_batch", "memory")
-        speed, busy, first, memory = (statistics.median(row[k] for row in turns) for k in keys)
+        speed, busy, first, memory = (
+            statistics.median(row[k] for row in turns) for k in keys
+        )
         base = base or speed
         spread = f"({min(speeds):.0f}-{max(speeds):.0f})"
         row = f"{name:<30}{speed:9.1f}{spread:>15}{speed / base:8.1f}"

@@ -42,11 +42,15 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
         # Modulo, because a window may go on beyond the edge of the grid.
         touched = [
             {i % size // c for i in range(place.start, place.stop)}
-            for place, size, c in zip(dataset.slices(index), sizes, dataset.chunk[1:], strict=True)
+            for place, size, c in zip(
+                dataset.slices(index), sizes, dataset.chunk[1:], strict=True
+            )
         ]
         places |= set(itertools.product(*touched))
     first = "c/0" if dataset.packed else "c"
-    return {f"{name}/{first}/{t}/{y}/{x}" for t, y, x in places for name in dataset.arrays}
+    return {
+        f"{name}/{first}/{t}/{y}/{x}" for t, y, x in places for name in dataset.arrays
+    }
 
 
 def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> None:
@@ -56,7 +60,9 @@ def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> No
     # In the last rounds nothing is asked for: they collect the batches under way.
     for names in [*needed, *[set[str]()] * batches_ahead]:
         # As in the loader, an object that is on its way is not asked for again.
-        new = [name for name in names if name not in in_flight or in_flight[name].done()]
+        new = [
+            name for name in names if name not in in_flight or in_flight[name].done()
+        ]
         in_flight |= {name: store.read(name) for name in new}
         queue.append([in_flight[name] for name in names])
         if len(queue) > batches_ahead:
@@ -100,12 +106,16 @@ def main(
                 pass
             seconds["loader"].append(time.perf_counter() - start)
             # The threads of TensorStore count, too.
-            seconds["decoding"].append((time.process_time() - computed) / (os.cpu_count() or 1))
+            seconds["decoding"].append(
+                (time.process_time() - computed) / (os.cpu_count() or 1)
+            )
     speeds = {k: 32 * len(batches) / statistics.median(v) for k, v in seconds.items()}
     speeds["model"] = 32 / step_time
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
-    print(f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives")
+    print(
+        f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives"
+    )
     print("bottleneck:", min(("model", "store", "decoding"), key=speeds.__getitem__))
 
 

@@ -21,7 +21,12 @@ STAGES = {  # columns of `steps` in the log: from when, until when
 
 def bars(turns: pd.DataFrame) -> Figure:
     """Medians of each configuration, and the range of its turns."""
-    columns = {"samples_per_second": "1/s", "busy": "", "memory": "MB", "first_batch": "s"}
+    columns = {
+        "samples_per_second": "1/s",
+        "busy": "",
+        "memory": "MB",
+        "first_batch": "s",
+    }
     names = turns["name"].unique()[::-1]
     groups = turns.groupby("name")[list(columns)]
     middle, low, high = (groups.agg(how).loc[names] for how in ("median", "min", "max"))
@@ -44,12 +49,22 @@ def timeline(turns: pd.DataFrame, names: list[str]) -> Figure:
         matching = turns[turns["name"] == name]
         first = matching["settings"].iloc[0]["warmup"]
         columns = ["begun", "ended", "asked", "got", "done"]
-        steps = pd.DataFrame(matching["steps"].iloc[0][first : first + 8], columns=columns)
+        steps = pd.DataFrame(
+            matching["steps"].iloc[0][first : first + 8], columns=columns
+        )
         steps -= steps["asked"].iloc[0]
         for height, (stage, (start, end, colour)) in enumerate(STAGES.items()):
             # Batches may be loaded at the same time, so loading gets a row for each batch.
-            rows = steps.index if stage == "load" else [len(steps) + height] * len(steps)
-            axis.barh(rows, steps[end] - steps[start], left=steps[start], color=colour, label=stage)
+            rows = (
+                steps.index if stage == "load" else [len(steps) + height] * len(steps)
+            )
+            axis.barh(
+                rows,
+                steps[end] - steps[start],
+                left=steps[start],
+                color=colour,
+                label=stage,
+            )
         axis.set(title=name, xlabel="seconds", yticks=[])
         axis.set_xlim(0, max(steps["done"]))  # what was loaded before is cut off
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # beside the bars
@@ -66,7 +81,9 @@ def main(log: str = "benchmark_logs/ladder.jsonl") -> None:
     folder = CHAPTER / "benchmark_imgs" / Path(log).stem
     folder.mkdir(parents=True, exist_ok=True)
     bars(turns).savefig(folder / "bars.png", dpi=110)
-    timeline(turns, list(turns["name"].unique()[-2:])).savefig(folder / "timeline.png", dpi=110)
+    timeline(turns, list(turns["name"].unique()[-2:])).savefig(
+        folder / "timeline.png", dpi=110
+    )
     print(f"look at {folder.relative_to(CHAPTER)}: bars.png, timeline.png")
 
 

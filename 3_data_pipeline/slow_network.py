@@ -26,7 +26,9 @@ def slow_network(delay: float) -> Iterator[None]:
     # A process of its own: it must not share a processor's time with a reader's threads.
     spawn = multiprocessing.get_context("spawn")
     parent_end, child_end = spawn.Pipe()
-    process = spawn.Process(target=run_proxy, args=(address, delay, child_end), daemon=True)
+    process = spawn.Process(
+        target=run_proxy, args=(address, delay, child_end), daemon=True
+    )
     process.start()
     child_end.close()  # so that nobody waits for a process that has failed
     os.environ["EMBEDDED_S3_ENDPOINT"] = parent_end.recv()
@@ -45,7 +47,9 @@ def run_proxy(address: list[str], delay: float, parent: Connection) -> None:
 
 
 async def serve(address: list[str], delay: float, parent: Connection) -> None:
-    async def handle(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    async def handle(
+        client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
         server, to_server = await asyncio.open_connection(*address)
         await asyncio.gather(pump(client, to_server, delay), pump(server, to_client, 0))
 
@@ -54,7 +58,9 @@ async def serve(address: list[str], delay: float, parent: Connection) -> None:
     await listening.serve_forever()
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
+async def pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float
+) -> None:
     """Pass on what comes, each read ``delay`` seconds later; a request to read is one."""
     with suppress(ConnectionError):  # a client that goes away
         while data := await reader.read(1 << 20):

@@ -34,7 +34,9 @@ class CountStep(Callback):
         if trainer.global_step == 0:
             self.kept: dict[int, int] = {}  # each storage once
             self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-            hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor)
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                self.keep, lambda tensor: tensor
+            )
             self.contexts.enter_context(hooks)
             self.counter = self.contexts.enter_context(FlopCounterMode(display=False))
 
@@ -79,7 +81,9 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> tuple[float, floa
     c, d = torch.zeros(2, 1 << 26, device=device)
     names, threads = {"a": a, "b": b, "c": c, "d": d}, torch.get_num_threads()
     product, copy = (
-        Timer(work, globals=names, num_threads=threads).blocked_autorange(min_run_time=1).median
+        Timer(work, globals=names, num_threads=threads)
+        .blocked_autorange(min_run_time=1)
+        .median
         for work in ("a @ b", "c.copy_(d)")
     )
     return 2 * size**3 / product, 2 * c.nbytes / copy
@@ -90,7 +94,9 @@ def main() -> None:
     chosen, overrides = options(__doc__).parse_known_args()
     counting = CountStep()
     with TemporaryDirectory() as run_folder:
-        cli = build(chosen, [*overrides, "--trainer.max_steps=30"], run_folder, [counting])
+        cli = build(
+            chosen, [*overrides, "--trainer.max_steps=30"], run_folder, [counting]
+        )
         device = cli.trainer.strategy.root_device
         timer = StepTimer(device.type)
         fit(cli, timer)
@@ -107,8 +113,12 @@ def main() -> None:
     if isinstance(cli.model, AutoencoderModule):
         formula = cli.trainer.datamodule.batch_size * step_flops(cli.model.model)
         print(f"by formula  {formula / 1e9:.3f} GFLOP")
-    print(f"memory      {kept / 1e6:.1f} MB for the gradients, {state / 1e6:.1f} of weights, AdamW")
-    print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product, {copy / 1e9:.0f} GB/s")
+    print(
+        f"memory      {kept / 1e6:.1f} MB for the gradients, {state / 1e6:.1f} of weights, AdamW"
+    )
+    print(
+        f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product, {copy / 1e9:.0f} GB/s"
+    )
     print(f"measured    {1e3 * seconds:.1f} ms, MFU {compute / seconds:.1%}")
     bound = "computing" if compute > move else "memory"
     print(f"at best     {1e3 * max(compute, move):.1f} ms, bound by {bound}")

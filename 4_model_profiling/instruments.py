@@ -33,17 +33,33 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("-c", "--config", default=CONFIG, help="YAML file; --model.depth 4 changes a key of it")
+    add(
+        "-c",
+        "--config",
+        default=CONFIG,
+        help="YAML file; --model.depth 4 changes a key of it",
+    )
     add("--model-class", default=MODEL, help="import path of a LightningModule")
     add("--data-class", default=DATA, help="import path of a LightningDataModule")
-    add("--precision", default="32", choices=PRECISIONS, help="numbers that a step computes in")
-    add("--device", default="auto", help="cuda, mps or cpu; auto takes the first that is available")
+    add(
+        "--precision",
+        default="32",
+        choices=PRECISIONS,
+        help="numbers that a step computes in",
+    )
+    add(
+        "--device",
+        default="auto",
+        help="cuda, mps or cpu; auto takes the first that is available",
+    )
     return parser
 
 
 def import_class(path: str, kind: type) -> Any:
     """A subclass of ``kind``. Raises UserError if there is none of that name."""
-    sys.path.insert(0, str(Path.cwd()))  # classes in the current folder can be imported then
+    sys.path.insert(
+        0, str(Path.cwd())
+    )  # classes in the current folder can be imported then
     try:
         loaded: Any = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -54,15 +70,24 @@ def import_class(path: str, kind: type) -> Any:
 
 
 def build(
-    chosen: argparse.Namespace, overrides: list[str], folder: str, callbacks: list[Callback]
+    chosen: argparse.Namespace,
+    overrides: list[str],
+    folder: str,
+    callbacks: list[Callback],
 ) -> LightningCLI:
     """Module, data and Trainer with the config's callbacks and these, which write to ``folder``."""
-    os.environ.setdefault("WANDB_MODE", "disabled")  # to start it would take longer than the steps
+    os.environ.setdefault(
+        "WANDB_MODE", "disabled"
+    )  # to start it would take longer than the steps
     model_class = import_class(chosen.model_class, L.LightningModule)
     data_class = import_class(chosen.data_class, L.LightningDataModule)
     device = choose_device(chosen.device).type
-    if chosen.precision.startswith("16") and device == "cpu":  # Lightning would take bfloat16
-        raise UserError(f"--precision {chosen.precision}: needs a GPU; 32 and bf16-mixed do not")
+    if (
+        chosen.precision.startswith("16") and device == "cpu"
+    ):  # Lightning would take bfloat16
+        raise UserError(
+            f"--precision {chosen.precision}: needs a GPU; 32 and bf16-mixed do not"
+        )
     is_ours = issubclass(model_class, AutoencoderModule)
 
     # Without a subcommand (run=False) the parent's hook has no section to read.
@@ -70,10 +95,16 @@ def build(
         def before_instantiate_classes(self) -> None:
             self.config.trainer.default_root_dir = str(new_run_folder(Path(folder)))
 
-    trainer = [f"--trainer.precision={chosen.precision}", f"--trainer.accelerator={device}"]
+    trainer = [
+        f"--trainer.precision={chosen.precision}",
+        f"--trainer.accelerator={device}",
+    ]
     # Not LightningCLI(args=...), which warns if sys.argv has words, too. They are put back below:
     # Lightning starts the other ranks with them.
-    original, sys.argv[1:] = sys.argv[1:], [f"--config={chosen.config}", *trainer, *overrides]
+    original, sys.argv[1:] = (
+        sys.argv[1:],
+        [f"--config={chosen.config}", *trainer, *overrides],
+    )
     cli = Instrument(
         model_class,
         data_class,
@@ -91,11 +122,15 @@ def fit(cli: LightningCLI, profiler: Profiler) -> None:
     """Train, watched by a profiler. Raises UserError if there was no batch."""
     if cli.trainer.progress_bar_callback and not sys.stderr.isatty():
         cli.trainer.progress_bar_callback.disable()
-    cli.trainer.profiler = profiler  # now: a StepTimer needs the device that the Trainer has chosen
+    cli.trainer.profiler = (
+        profiler  # now: a StepTimer needs the device that the Trainer has chosen
+    )
     with redirect_stdout(sys.stderr):  # stdout is kept for the results
         cli.trainer.fit(cli.model, cli.datamodule)
     if not cli.trainer.global_step:
-        raise UserError("the training loader has no batch: fewer samples than batch_size?")
+        raise UserError(
+            "the training loader has no batch: fewer samples than batch_size?"
+        )
 
 
 def new_folder(save_dir: str | None, kind: str) -> Path:
@@ -110,5 +145,9 @@ def new_folder(save_dir: str | None, kind: str) -> Path:
 def describe(trainer: L.Trainer, precision: str) -> str:
     """What the figures were measured on."""
     device = trainer.strategy.root_device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine()
+    )
     return f"{name}, {torch.get_num_threads()} threads; PyTorch {torch.__version__}; {precision}"

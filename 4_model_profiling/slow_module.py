@@ -32,7 +32,9 @@ def masks_one_by_one(valid: Tensor, index: Tensor, *settings: Any) -> Mask:
     """As random_mask, with a loop over the samples, on the processor."""
     samples = zip(valid.cpu(), index.cpu(), strict=True)
     masks = [random_mask(v[None], i[None], *settings) for v, i in samples]
-    return Mask(*(torch.cat(parts).to(valid.device) for parts in zip(*masks, strict=True)))
+    return Mask(
+        *(torch.cat(parts).to(valid.device) for parts in zip(*masks, strict=True))
+    )
 
 
 class SlowModule(AutoencoderModule):

@@ -56,26 +56,44 @@ def main() -> None:
     """Measure in turns, print the table, write it and the picture."""
     parser = options(__doc__)
     parser.set_defaults(model_class="slow_module.SlowModule")
-    parser.add_argument("--steps", type=int, default=50, help="steps of each run that count")
+    parser.add_argument(
+        "--steps", type=int, default=50, help="steps of each run that count"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each rung")
-    parser.add_argument("--save-dir", help="new folder; by default results/ladder/TIMESTAMP")
+    parser.add_argument(
+        "--save-dir", help="new folder; by default results/ladder/TIMESTAMP"
+    )
     chosen, overrides = parser.parse_known_args()
     folder = new_folder(chosen.save_dir, "ladder")
     rungs = dict(zip(RUNGS, accumulate(RUNGS.values()), strict=True))
-    rungs |= {f"+ {name}": [*rungs.values()][-1] + more for name, more in VARIANTS.items()}
+    rungs |= {
+        f"+ {name}": [*rungs.values()][-1] + more for name, more in VARIANTS.items()
+    }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
     # In turns, so that other load on the machine affects all of them.
     for name in tqdm([*rungs] * chosen.repeats, unit="run", disable=None):
-        arguments = [*overrides, *rungs[name], f"--trainer.max_steps={WARMUP + chosen.steps}"]
+        arguments = [
+            *overrides,
+            *rungs[name],
+            f"--trainer.max_steps={WARMUP + chosen.steps}",
+        ]
         # In a new process: another rung's cached memory and compiled graphs must not count.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             runs[name].append(process.submit(measure, chosen, arguments).result())
     table = summarise(runs)
     about = runs["first version"][0]["about"]
     print(f"{about}; {chosen.steps} steps, {chosen.repeats} runs of each")
-    print(table.to_string(float_format="{:.2f}".format, formatters={"loss": "{:.0e}".format}))
+    print(
+        table.to_string(
+            float_format="{:.2f}".format, formatters={"loss": "{:.0e}".format}
+        )
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"device": about, "command": sys.argv, "rows": json.loads(table.T.to_json())}
+    content = {
+        "device": about,
+        "command": sys.argv,
+        "rows": json.loads(table.T.to_json()),
+    }
     (folder / "ladder.json").write_text(json.dumps(content, indent=2))
     draw(table, folder)
     print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
@@ -90,7 +108,9 @@ def measure(chosen: Any, arguments: list[str]) -> dict[str, Any]:
         fit(cli, timer)
     steps = 1e3 * pd.DataFrame(timer.seconds()).drop(columns="epoch")
     if len(steps) < WARMUP + chosen.steps:
-        raise UserError(f"the training has {len(steps)} steps only; raise --trainer.max_epochs")
+        raise UserError(
+            f"the training has {len(steps)} steps only; raise --trainer.max_epochs"
+        )
     return {
         "about": describe(cli.trainer, chosen.precision),
         "batch_size": getattr(cli.trainer.datamodule, "batch_size", 1),
@@ -124,8 +144,15 @@ def draw(table: pd.DataFrame, folder: Any) -> None:
     parts = table[list(COLORS)].div(table["samples/s"] * table["total"] / 1e3, axis=0)
     parts.index += [f" ({times:.2f}x)" for times in table["times"]]
     axes = parts.iloc[::-1].plot.barh(stacked=True, color=COLORS, figsize=(9, 4.5))
-    axes.set(title="From a first version to a fast one", xlabel="milliseconds per sample")
-    axes.legend(ncols=len(COLORS), loc="upper center", bbox_to_anchor=(0.4, -0.15), frameon=False)
+    axes.set(
+        title="From a first version to a fast one", xlabel="milliseconds per sample"
+    )
+    axes.legend(
+        ncols=len(COLORS),
+        loc="upper center",
+        bbox_to_anchor=(0.4, -0.15),
+        frameon=False,
+    )
     save(folder / "ladder.png")
 
 

@@ -34,7 +34,11 @@ def ocean(url: str = OCEAN) -> None:
 
 
 def netcdf(
-    files: list[str], variables: list[str], url: str, train_months: Months, chunk: Window
+    files: list[str],
+    variables: list[str],
+    url: str,
+    train_months: Months,
+    chunk: Window,
 ) -> None:
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
@@ -49,7 +53,9 @@ def netcdf(
     # So that a build of other files does not continue this one.
     fields.attrs = {"files": str(sorted(files))}
     names = {"latitude": "lat", "longitude": "lon"}
-    fields = fields.rename({old: new for old, new in names.items() if old in fields.dims})
+    fields = fields.rename(
+        {old: new for old, new in names.items() if old in fields.dims}
+    )
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
     build(url, select(fields, variables, str(files)), chunk, train_months)
 
@@ -62,7 +68,11 @@ def pack(url: str, chunk: Window) -> None:
         chunk: months, latitudes and longitudes of a chunk of the copy.
     """
     fields = select(open_fields(open_store(url), chunks={}), None, url)
-    packed = fields.to_dataarray("variable", "fields").drop_vars("variable").astype("float32")
+    packed = (
+        fields.to_dataarray("variable", "fields")
+        .drop_vars("variable")
+        .astype("float32")
+    )
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
     copy = packed.chunk(dict(zip(packed.dims, chunks, strict=True))).to_dataset()
     # Consolidated metadata come last: without them, nobody takes the copy for finished.
@@ -79,7 +89,11 @@ def pack(url: str, chunk: Window) -> None:
 def main() -> None:
     """Run the subcommand."""
     # Client() connects to the address in this variable.
-    with Client() if os.environ.get("DASK_SCHEDULER_ADDRESS") else contextlib.nullcontext():
+    with (
+        Client()
+        if os.environ.get("DASK_SCHEDULER_ADDRESS")
+        else contextlib.nullcontext()
+    ):
         commands: Any = {"ocean": ocean, "netcdf": netcdf}
         commands |= {"statistics": add_statistics, "pack": pack}
         settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}

@@ -35,9 +35,13 @@ def main() -> None:
 
 
 # Speed and memory; losses of the last quarter and validation, against float32.
-def print_table(runs: dict[str, Recorder], milliseconds: dict[str, list[float]]) -> None:
+def print_table(
+    runs: dict[str, Recorder], milliseconds: dict[str, list[float]]
+) -> None:
     reference, tail = runs["32-true"], len(runs["32-true"].losses) // 4
-    print("precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation")
+    print(
+        "precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation"
+    )
     for name, run in runs.items():
         times = milliseconds[name]
         # Each turn is compared with its own float32: the machine may be slower in another one.

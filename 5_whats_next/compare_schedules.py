@@ -60,15 +60,22 @@ def main() -> None:
 
     (*_, end) = runs["cosine"][0].scores.values()
     rmse = next(name for name in end if name.startswith("rmse_"))
-    last = {k: np.array([list(r.scores.values())[-1][rmse] for r in runs[k]]) for k in runs}
+    last = {
+        k: np.array([list(r.scores.values())[-1][rmse] for r in runs[k]]) for k in runs
+    }
     print(f"schedule    {rmse}     minus that of cosine, by seed")
     for name, values in last.items():
         pairs = "  ".join(f"{value:+.4f}" for value in values - last["cosine"])
         print(f"{name:<12}{values.mean():.4f} ± {values.std(ddof=1):.4f}   {pairs}")
     epoch = len(runs["cosine"][0].losses) / config.trainer.max_epochs
-    waits = np.array([steps_until_back(run, round(epoch / 8)) for run in runs["restarts"]]) / epoch
+    waits = (
+        np.array([steps_until_back(run, round(epoch / 8)) for run in runs["restarts"]])
+        / epoch
+    )
     longest = waits.max(initial=0)
-    print("epochs until the loss is back, by restart:", *np.round(waits.mean(axis=0), 2))
+    print(
+        "epochs until the loss is back, by restart:", *np.round(waits.mean(axis=0), 2)
+    )
     print(f"the rule, 2 to 3 times the longest: {2 * longest:.2f} to {3 * longest:.2f}")
     draw(runs, rmse)
 
@@ -78,10 +85,14 @@ def draw(runs: dict[str, list[Recorder]], rmse: str) -> None:
     figure, axes = plt.subplots(3, 1, sharex=True, figsize=(7, 7), layout="constrained")
     for name, seeds in runs.items():
         axes[0].plot(seeds[0].rates, label=name)
-        axes[1].semilogy(smooth(np.mean([run.losses for run in seeds], axis=0).tolist(), 20))
+        axes[1].semilogy(
+            smooth(np.mean([run.losses for run in seeds], axis=0).tolist(), 20)
+        )
         steps = list(seeds[0].scores)
         scores = np.array([[row[rmse] for row in run.scores.values()] for run in seeds])
-        axes[2].errorbar(steps, scores.mean(axis=0), scores.std(axis=0), marker="o", capsize=3)
+        axes[2].errorbar(
+            steps, scores.mean(axis=0), scores.std(axis=0), marker="o", capsize=3
+        )
     axes[0].set(title="Four schedules, mean of the seeds", ylabel="learning rate")
     axes[0].legend()
     axes[1].set(ylabel="training loss, mean of 20 steps")

@@ -26,7 +26,12 @@ from src.config import CHAPTER
 from src.lightning_callbacks import StopAndSave
 from tqdm import tqdm
 
-EVERYTHING = {"steps": range(12), "ranks": (1, 2), "workers": (0, 2), "from": ("disk", "cloud")}
+EVERYTHING = {
+    "steps": range(12),
+    "ranks": (1, 2),
+    "workers": (0, 2),
+    "from": ("disk", "cloud"),
+}
 
 
 # Where a training is killed, and what it comes back from.
@@ -44,7 +49,11 @@ def train(case: Case, output: Path, script: str, **environment: str) -> str:
     # With the temporary folder's name: the cloud still has the runs of earlier campaigns.
     words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
     # A session of its own, so that the whole process group can be killed.
-    settings: Any = {"cwd": CHAPTER, "env": os.environ | environment, "start_new_session": True}
+    settings: Any = {
+        "cwd": CHAPTER,
+        "env": os.environ | environment,
+        "start_new_session": True,
+    }
     settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.run([sys.executable, script, *words], **settings).stdout
 
@@ -53,7 +62,9 @@ def train(case: Case, output: Path, script: str, **environment: str) -> str:
 def train_until_killed(kill_step: int) -> None:
     def kill_at_step(callback: StopAndSave, trainer: Any, *_: object) -> None:
         if (trainer.global_step, trainer.global_rank) == (kill_step, 0):
-            (upload,) = [c for c in trainer.callbacks if isinstance(c, CloudUploadCallback)]
+            (upload,) = [
+                c for c in trainer.callbacks if isinstance(c, CloudUploadCallback)
+            ]
             # The first checkpoint is offered as step 1 begins, after this hook. From step 2 on one
             # has to be in the cloud, and a later one is on its way.
             if kill_step > 1:
@@ -81,7 +92,9 @@ def comes_back(case: Case, output: Path, reference: list[dict[str, str]]) -> boo
     text = train(case, output, "lightning_train.py")
     # Invalid: the first run ended before the kill ("stopped: `max_epochs`", says Lightning), or the
     # second one began at step 0 although there was a checkpoint.
-    is_invalid = "stopped: `max" in killed or (case.step > 1 and "training  steps 0 to" in text)
+    is_invalid = "stopped: `max" in killed or (
+        case.step > 1 and "training  steps 0 to" in text
+    )
     is_same = rows(output) == reference and not is_invalid
     if not is_same:
         print(f"{case}: not the reference curve\n{killed}\n{text}")
@@ -93,11 +106,17 @@ def campaign(cases: list[Case]) -> dict[Case, bool]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         place, reference = Path(folder), {}
         for ranks in {case.ranks for case in cases}:
-            train(Case(0, ranks, 0, ""), place / f"reference-{ranks}", "lightning_train.py")
+            train(
+                Case(0, ranks, 0, ""),
+                place / f"reference-{ranks}",
+                "lightning_train.py",
+            )
             reference[ranks] = rows(place / f"reference-{ranks}")
         jobs = [(c, place / "-".join(map(str, c)), reference[c.ranks]) for c in cases]
         results = pool.map(lambda job: comes_back(*job), jobs)
-        return dict(zip(cases, tqdm(results, "cases", len(cases), disable=None), strict=True))
+        return dict(
+            zip(cases, tqdm(results, "cases", len(cases), disable=None), strict=True)
+        )
 
 
 def main() -> int:
@@ -108,11 +127,19 @@ def main() -> int:
         options: Any = {"type": type(values[0]), "choices": values, "default": values}
         parser.add_argument(f"--{name}", nargs="+", **options)
     chosen = vars(parser.parse_args())
-    results = campaign([Case(*values) for values in itertools.product(*chosen.values())])
+    results = campaign(
+        [Case(*values) for values in itertools.product(*chosen.values())]
+    )
     print("ranks  workers  from    came back to the reference curve")
     for ranks, workers, origin in itertools.product(*list(chosen.values())[1:]):
-        members = [good for case, good in results.items() if case[1:] == (ranks, workers, origin)]
-        print(f"{ranks:>5}  {workers:>7}  {origin:<6}  {sum(members)} of {len(members)}")
+        members = [
+            good
+            for case, good in results.items()
+            if case[1:] == (ranks, workers, origin)
+        ]
+        print(
+            f"{ranks:>5}  {workers:>7}  {origin:<6}  {sum(members)} of {len(members)}"
+        )
     return int(not all(results.values()))
 
 

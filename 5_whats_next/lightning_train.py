@@ -75,7 +75,9 @@ def main() -> None:
             upload_every_n_steps=settings.upload_every_n_steps,
             run_name=settings.run_name,
         ),
-        ModelCheckpoint(filename="best", monitor="val_loss", enable_version_counter=False),
+        ModelCheckpoint(
+            filename="best", monitor="val_loss", enable_version_counter=False
+        ),
         # One of its own: save_last=True would skip epochs without a new best.
         ModelCheckpoint(filename="last", enable_version_counter=False),
     ]
@@ -105,9 +107,15 @@ def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]
         new = rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)
         return config, resolved, new or Path(), None
     folder = CHAPTER / settings.output_dir / settings.run_name
-    checkpoint = find_run(folder, settings.resume_policy, storage_path(settings.cloud_storage_path))
-    if checkpoint:  # the saved settings apply; a setting given here must not contradict them
-        config, resolved = parse_config(__doc__, [*arguments, f"--resume={folder}"], *CLASSES)
+    checkpoint = find_run(
+        folder, settings.resume_policy, storage_path(settings.cloud_storage_path)
+    )
+    if (
+        checkpoint
+    ):  # the saved settings apply; a setting given here must not contradict them
+        config, resolved = parse_config(
+            __doc__, [*arguments, f"--resume={folder}"], *CLASSES
+        )
     return config, resolved, folder, checkpoint
 
 
@@ -117,7 +125,9 @@ def build_training(
     """Trainer, module and data of these settings."""
     settings, seed = config.trainer, config.seed_everything
     device = choose_device(settings.accelerator)
-    if settings.precision == "16-mixed" and device.type == "cpu":  # Lightning would take bfloat16
+    if (
+        settings.precision == "16-mixed" and device.type == "cpu"
+    ):  # Lightning would take bfloat16
         raise UserError("trainer.precision: 16-mixed needs a GPU; bf16-mixed does not")
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
@@ -146,7 +156,9 @@ def build_training(
 def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
     """Instantiate a class with its section, and with the shared settings that it accepts."""
     known = inspect.signature(kind).parameters
-    return kind(**vars(settings), **{name: shared[name] for name in shared if name in known})
+    return kind(
+        **vars(settings), **{name: shared[name] for name in shared if name in known}
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ class Preflight:
         kind = choose_device(self.config.trainer.accelerator).type
         available = getattr(torch, kind).device_count()
         if self.config.trainer.devices > available and kind != "cpu":
-            raise UserError(f"trainer.devices: {self.config.trainer.devices}; here are {available}")
+            raise UserError(
+                f"trainer.devices: {self.config.trainer.devices}; here are {available}"
+            )
         name = torch.cuda.get_device_name() if kind == "cuda" else kind
         return f"{self.config.trainer.devices} x {name}, on {self.config.trainer.num_nodes} nodes"
 
@@ -54,18 +56,28 @@ class Preflight:
         wanted = self.config.trainer.precision
         if wanted == "16-mixed" and kind == "cpu":
             raise UserError("trainer.precision: 16-mixed needs a GPU")
-        if wanted == "bf16-mixed" and kind == "cuda" and not torch.cuda.is_bf16_supported(False):
-            raise UserError("trainer.precision: this GPU only emulates bfloat16; take 16-mixed")
+        if (
+            wanted == "bf16-mixed"
+            and kind == "cuda"
+            and not torch.cuda.is_bf16_supported(False)
+        ):
+            raise UserError(
+                "trainer.precision: this GPU only emulates bfloat16; take 16-mixed"
+            )
         return wanted
 
     def batch(self) -> str:
         size = self.config.data.batch_size
         if size % self.ranks:
-            raise UserError(f"data.batch_size: {size} is no multiple of {self.ranks} devices")
+            raise UserError(
+                f"data.batch_size: {size} is no multiple of {self.ranks} devices"
+            )
         return f"{size} samples, {size // self.ranks} on each device"
 
     def cores(self) -> str:
-        affinity = getattr(os, "sched_getaffinity", None)  # a cluster's job may not use all
+        affinity = getattr(
+            os, "sched_getaffinity", None
+        )  # a cluster's job may not use all
         here = len(affinity(0)) if affinity else os.cpu_count()
         needed = self.config.trainer.devices * (1 + self.config.data.num_workers)
         slow = "; processes will wait for each other" if needed > here else ""
@@ -81,7 +93,9 @@ class Preflight:
         values = x[~x.isnan()]
         mean, std = float(values.mean()), float(values.std())
         if not (abs(mean) < 3 and 0.03 < std < 10):  # also for NaN
-            raise UserError(f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?")
+            raise UserError(
+                f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?"
+            )
         share = values.numel() / x.numel()
         return f"{list(x.shape)}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
 
@@ -92,7 +106,12 @@ class Preflight:
             return "none needed"
         sample = 4 * torch.Size(self.loaders.train_set.sample_shape).numel()
         # 3: a training batch, and a validation batch of twice the size; both sets of workers stay.
-        batches = self.config.trainer.devices * settings.num_workers * settings.prefetch_factor * 3
+        batches = (
+            self.config.trainer.devices
+            * settings.num_workers
+            * settings.prefetch_factor
+            * 3
+        )
         return enough_room(batches * sample * settings.batch_size // self.ranks, place)
 
     # A few steps, on one device with its part of the batch.
@@ -123,7 +142,9 @@ class Preflight:
         return f"{path} can be written and read"
 
 
-CHECKS = [name for name in vars(Preflight) if not name.startswith("_")]  # in the order above
+CHECKS = [
+    name for name in vars(Preflight) if not name.startswith("_")
+]  # in the order above
 # Seconds for those that ask a server; a store's metadata have the same limit (store.py).
 TIMEOUTS = {"sample": 5.0, "cloud": 5.0}
 
@@ -136,7 +157,9 @@ def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
         try:
             result.append(("ok", check()))
         except Exception as error:  # whatever it is, the other checks go on
-            is_missing = isinstance(getattr(error, "obj", None), Preflight)  # loaders or run
+            is_missing = isinstance(
+                getattr(error, "obj", None), Preflight
+            )  # loaders or run
             text = "needs a check that has failed" if is_missing else str(error)
             result.append(("FAIL", " ".join(text.split())))
 

@@ -18,13 +18,17 @@ from src.config import CHAPTER, parse_config
 
 
 # A script's own options, with these defaults, and the settings of the training.
-def read_options(doc: Any, options: dict[str, Any], first: list[str]) -> tuple[Any, Any]:
+def read_options(
+    doc: Any, options: dict[str, Any], first: list[str]
+) -> tuple[Any, Any]:
     # `first` are settings that the command line overrides.
     more = "and all settings of lightning_train.py; its --help explains them"
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, value in options.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default {value}")
+        parser.add_argument(
+            f"--{name}", type=type(value), default=value, help=f"default {value}"
+        )
     chosen, words = parser.parse_known_args()
     chosen.words = [*first, *words]
     return chosen, parse_config(doc, chosen.words, *CLASSES)[0]
@@ -43,7 +47,9 @@ class Recorder(Callback):
         self.rates: list[float] = []
         self.seconds: list[float] = []
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
-        self.kept: dict[int, int] = {}  # bytes of what the first forward pass saves, by address
+        self.kept: dict[
+            int, int
+        ] = {}  # bytes of what the first forward pass saves, by address
         self.hooks, self.parameters = ExitStack(), 0
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -52,7 +58,9 @@ class Recorder(Callback):
     def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         if not self.losses:
-            hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor)
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                self.keep, lambda tensor: tensor
+            )
             self.hooks.enter_context(hooks)
         wait_for_device()
         self.start = perf_counter()
@@ -75,7 +83,9 @@ class Recorder(Callback):
     def on_validation_end(self, trainer: L.Trainer, *_: object) -> None:
         if not trainer.sanity_checking:
             metrics = trainer.callback_metrics.items()
-            self.scores[trainer.global_step] = {name: float(value) for name, value in metrics}
+            self.scores[trainer.global_step] = {
+                name: float(value) for name, value in metrics
+            }
 
 
 def wait_for_device() -> None:

@@ -45,7 +45,12 @@ def suggest(trial: Any) -> dict[str, Any]:
     }
 
 
-FIRST = {"patch_size": "[3,4,4]", "mask_ratio": 0.75, "lr": 4e-3, "batch_size": 16}  # config.yaml
+FIRST = {
+    "patch_size": "[3,4,4]",
+    "mask_ratio": 0.75,
+    "lr": 4e-3,
+    "batch_size": 16,
+}  # config.yaml
 
 
 def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:
@@ -62,8 +67,14 @@ def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:
 def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
     """RMSE of the first variable at the hidden blocks."""
     # The validation loss does not compare models: larger patches and higher ratios are harder.
-    device, ratio, sums = next(model.parameters()).device, model.mask_ratio, torch.zeros(2, 1)
-    model.mask_ratio = 0.0  # the blocks are NaN already, so the model hides nothing more
+    device, ratio, sums = (
+        next(model.parameters()).device,
+        model.mask_ratio,
+        torch.zeros(2, 1),
+    )
+    model.mask_ratio = (
+        0.0  # the blocks are NaN already, so the model hides nothing more
+    )
     for x, index in DataLoader(dataset, 32):
         hidden = hidden_blocks(x, index)
         seen = x.masked_fill(hidden, math.nan)
@@ -84,7 +95,9 @@ class Pruner(Recorder):
             model = trainer.lightning_module.model
             self.score = score(model, trainer.datamodule.val_set)
             self.trial.report(self.score, trainer.current_epoch + 1)
-            speed = trainer.datamodule.batch_size * len(self.seconds) / sum(self.seconds)
+            speed = (
+                trainer.datamodule.batch_size * len(self.seconds) / sum(self.seconds)
+            )
             self.trial.set_user_attr("samples_per_second", round(speed))
             if self.trial.should_prune():
                 raise optuna.TrialPruned
@@ -99,7 +112,9 @@ def objective(trial: Any, words: list[str]) -> float:
 
 # Table, pictures, and the best settings as a configuration.
 def report(study: Any, folder: Path, words: list[str]) -> None:
-    table = study.trials_dataframe(attrs=("number", "value", "params", "user_attrs", "state"))
+    table = study.trials_dataframe(
+        attrs=("number", "value", "params", "user_attrs", "state")
+    )
     table.columns = table.columns.str.replace("params_|user_attrs_", "", regex=True)
     table = table.sort_values(["state", "value"])  # complete trials first
     table.to_csv(folder / "trials.csv", index=False)
@@ -113,8 +128,14 @@ def report(study: Any, folder: Path, words: list[str]) -> None:
         best.setdefault(section, {})[name] = yaml.safe_load(str(value))
     (folder / "best.yaml").write_text(yaml.safe_dump(best))
     where = os.path.relpath(folder)
-    print(f"look at {where}: intermediate_values.png, slice.png, trials.csv; to train the best:")
-    print("  uv run python lightning_train.py", *map(shlex.quote, words), f"-c {where}/best.yaml")
+    print(
+        f"look at {where}: intermediate_values.png, slice.png, trials.csv; to train the best:"
+    )
+    print(
+        "  uv run python lightning_train.py",
+        *map(shlex.quote, words),
+        f"-c {where}/best.yaml",
+    )
 
 
 # Search, or go on searching; report.
@@ -135,7 +156,9 @@ def main() -> None:
     # One at a time, for the progress bar.
     for _ in tqdm(range(chosen.trials), "trials", disable=None):
         # A training that diverges fails; the search goes on.
-        study.optimize(lambda trial: objective(trial, chosen.words), 1, catch=(UserError,))
+        study.optimize(
+            lambda trial: objective(trial, chosen.words), 1, catch=(UserError,)
+        )
     report(study, folder, chosen.words[len(SHORT) :])
 
 

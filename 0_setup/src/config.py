@@ -67,19 +67,33 @@ def parse_config(
 ) -> tuple[Namespace, str]:
     """The configuration, and the same as YAML. Raises UserError for a wrong key or value."""
     # Without allow_abbrev=False, --model.dept 3 could be taken for another key, or for none.
-    parser = ArgumentParser(description=description, exit_on_error=False, allow_abbrev=False)
+    parser = ArgumentParser(
+        description=description, exit_on_error=False, allow_abbrev=False
+    )
     parser.formatter_class = HelpFormatter
-    parser.add_argument("-c", "--config", action="config", help="YAML file, by default config.yaml")
-    parser.add_argument("--resume", type=str | None, help="go on with a run: its folder")
-    parser.add_argument("--seed_everything", type=int, default=0, help="of weights, order, masks")
-    parser.add_class_arguments(model, "model", skip={"sample_shape", "optimizer", "seed"})
+    parser.add_argument(
+        "-c", "--config", action="config", help="YAML file, by default config.yaml"
+    )
+    parser.add_argument(
+        "--resume", type=str | None, help="go on with a run: its folder"
+    )
+    parser.add_argument(
+        "--seed_everything", type=int, default=0, help="of weights, order, masks"
+    )
+    parser.add_class_arguments(
+        model, "model", skip={"sample_shape", "optimizer", "seed"}
+    )
     parser.add_class_arguments(data, "data", skip={"seed"})
-    parser.add_function_arguments(make_optimizer, "optimizer", skip={"model", "total_steps"})
+    parser.add_function_arguments(
+        make_optimizer, "optimizer", skip={"model", "total_steps"}
+    )
     parser.add_class_arguments(settings, "trainer")
 
     arguments = sys.argv[1:] if arguments is None else arguments
     # These two decide which file comes first, so they are read before everything else.
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False
+    )
     early.add_argument("--resume")
     early.add_argument("-c", "--config")
     try:
@@ -93,7 +107,9 @@ def parse_config(
             saved = parser.parse_args(file)
             for key in FIXED:
                 if config.get(key) != saved.get(key):
-                    raise UserError(f"--resume: {key} differs from that of {known.resume}")
+                    raise UserError(
+                        f"--resume: {key} differs from that of {known.resume}"
+                    )
         resolved = parser.dump(config, skip_unset=False)
         # Makes the dataset's factory. The sections stay settings: the train script passes them on.
         return parser.instantiate(config, instantiate_groups=False), resolved
@@ -103,7 +119,11 @@ def parse_config(
 
 def choose_device(accelerator: str) -> torch.device:
     """The device for auto, cuda, mps or cpu. Raises UserError if this machine does not have it."""
-    available = [name for name in ("cuda", "mps") if getattr(torch, name).is_available()] + ["cpu"]
+    available = [
+        name for name in ("cuda", "mps") if getattr(torch, name).is_available()
+    ] + ["cpu"]
     if accelerator not in ("auto", *available):
-        raise UserError(f"trainer.accelerator: {accelerator}; this machine has {available}")
+        raise UserError(
+            f"trainer.accelerator: {accelerator}; this machine has {available}"
+        )
     return torch.device(available[0] if accelerator == "auto" else accelerator)

@@ -6,7 +6,10 @@ from einops import rearrange
 from src.model.masking import random_keys, random_mask
 from src.model.pytorch_model import FIELDS, MaskedAutoencoder
 
-DEVICES = ["cpu", *(name for name in ("cuda", "mps") if getattr(torch, name).is_available())]
+DEVICES = [
+    "cpu",
+    *(name for name in ("cuda", "mps") if getattr(torch, name).is_available()),
+]
 
 
 def small_model(shape=(1, 4, 8, 8), patch_size=(2, 4, 4)) -> MaskedAutoencoder:
@@ -15,14 +18,21 @@ def small_model(shape=(1, 4, 8, 8), patch_size=(2, 4, 4)) -> MaskedAutoencoder:
 
 
 # Months, an image, and nothing that is even.
-SHAPES = [((1, 12, 16, 32), (3, 4, 4)), ((3, 1, 32, 32), (1, 4, 4)), ((5, 3, 9, 6), (1, 3, 2))]
+SHAPES = [
+    ((1, 12, 16, 32), (3, 4, 4)),
+    ((3, 1, 32, 32), (1, 4, 4)),
+    ((5, 3, 9, 6), (1, 3, 2)),
+]
 
 
 @pytest.mark.parametrize(("shape", "patch_size"), SHAPES)
 @pytest.mark.parametrize("device", [*DEVICES, "meta"])
 def test_shapes_and_devices(shape, patch_size, device):
     """The meta device refuses tensors of any other device: a check for GPUs without one."""
-    model, x = small_model(shape, patch_size).to(device), torch.randn(3, *shape, device=device)
+    model, x = (
+        small_model(shape, patch_size).to(device),
+        torch.randn(3, *shape, device=device),
+    )
     output = model(x, torch.arange(3, device=device), epoch=0)
     assert output.prediction.shape == output.hidden.shape == x.shape
     assert {tensor.device.type for tensor in output} == {device}
@@ -46,7 +56,9 @@ def test_hidden_values_never_reach_the_prediction(land):
 def test_loss_and_gradient_come_from_hidden_valid_elements_only():
     """Broken by: scored = valid in MaskedAutoencoder.forward, or patches instead of values."""
     model, gradients = small_model(), []
-    model.decoder.register_forward_hook(lambda *o: o[2].register_hook(gradients.append) and None)
+    model.decoder.register_forward_hook(
+        lambda *o: o[2].register_hook(gradients.append) and None
+    )
     x = torch.randn(2, 1, 4, 8, 8)
     x[0, ..., 0] = torch.nan
     x[1] = torch.nan  # all land: adds nothing
@@ -67,7 +79,11 @@ def test_a_mask_depends_on_seed_epoch_and_index_alone():
     alone = [random_mask(valid[:1], i[None], 0, 1, 0.75).hidden for i in index.flip(0)]
     assert torch.cat(alone).flip(0).equal(together)
     for seed, epoch, shift in ((1, 1, 0), (0, 2, 0), (0, 1, 1)):
-        assert not random_mask(valid, index + shift, seed, epoch, 0.75).hidden.equal(together)
-    for device in DEVICES:  # frozen: what one device computes today, all compute in every release
+        assert not random_mask(valid, index + shift, seed, epoch, 0.75).hidden.equal(
+            together
+        )
+    for device in (
+        DEVICES
+    ):  # frozen: what one device computes today, all compute in every release
         keys = random_keys(1, 2, torch.tensor([3], device=device), 3)
         assert keys.tolist() == [[1440012108, 5129512240, 24951218]]

@@ -27,7 +27,9 @@ def outcome(*arguments: str) -> int:
     samples = loaders.train_set.starts, loaders.val_set.starts, loaders.train_set.window
     batches = list(loaders.train_loader(lambda: 0).batch_sampler)
     torch.manual_seed(0)
-    model = MaskedAutoencoder((1, 12, 16, 32), **vars(config.model), seed=config.seed_everything)
+    model = MaskedAutoencoder(
+        (1, 12, 16, 32), **vars(config.model), seed=config.seed_everything
+    )
     loss = model(torch.ones(1, 1, 12, 16, 32), torch.tensor([0]), 0).squared_error
     optimizer, scheduler = make_optimizer(model, 10, **vars(config.optimizer))
     rates = [scheduler.lr_lambdas[0](step) for step in range(10)]
@@ -44,7 +46,11 @@ class TestParameters(unittest.TestCase):
     def test_the_file_has_every_argument_with_its_default(self):
         written = yaml.safe_load((CHAPTER / "config" / "config.yaml").read_text())
         written["dataset"] = written["data"].pop("dataset")["init_args"]
-        targets = {"model": MaskedAutoencoder, "data": Loaders, "optimizer": make_optimizer}
+        targets = {
+            "model": MaskedAutoencoder,
+            "data": Loaders,
+            "optimizer": make_optimizer,
+        }
         targets |= {"trainer": TrainerSettings, "dataset": OceanDataset}
         given = {"sample_shape", "seed", "dataset", "model", "total_steps", "split"}
         for section, target in targets.items():

@@ -20,13 +20,23 @@ from tests.runs import assert_same_run, call, rows, saved, start, train, wait_fo
 def test_leaves_everything_behind(monkeypatch, tmp_path):
     """The best checkpoint, too, after a resume. Broken by: no best_loss in TrainingState.load."""
     val_losses = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(pytorch_train, "to_scores", lambda *_: {"val_loss": next(val_losses)})
+    monkeypatch.setattr(
+        pytorch_train, "to_scores", lambda *_: {"val_loss": next(val_losses)}
+    )
     folder = train(monkeypatch, tmp_path, "--trainer.max_steps=8")
     call(monkeypatch, f"--resume={folder}")
-    files = {"metrics.csv", "summary.json", "config.yaml", "curves.png", "reconstructions.png"}
+    files = {
+        "metrics.csv",
+        "summary.json",
+        "config.yaml",
+        "curves.png",
+        "reconstructions.png",
+    }
     assert {path.name for path in folder.iterdir()} == files | {"checkpoints"}
     table = rows(folder)
-    assert [int(row["step"]) for row in table if row["train_loss"]] == list(range(1, 13))
+    assert [int(row["step"]) for row in table if row["train_loss"]] == list(
+        range(1, 13)
+    )
     assert [row["step"] for row in table if row["val_loss"]] == ["4", "8", "12"]
     assert saved(folder, "best.pt")["step"] == 8
     train(monkeypatch, tmp_path, "--trainer.max_steps=1")
@@ -35,9 +45,13 @@ def test_leaves_everything_behind(monkeypatch, tmp_path):
 
 def test_same_seed_same_bits_other_seed_other_curve(monkeypatch, tmp_path):
     reference = train(monkeypatch, tmp_path / "a")
-    assert_same_run(reference, train(monkeypatch, tmp_path / "b", "--data.num_workers=2"))
+    assert_same_run(
+        reference, train(monkeypatch, tmp_path / "b", "--data.num_workers=2")
+    )
     other = train(monkeypatch, tmp_path / "c", "--seed_everything=1")
-    losses = [[row["train_loss"] for row in rows(f) if row["lr"]] for f in (reference, other)]
+    losses = [
+        [row["train_loss"] for row in rows(f) if row["lr"]] for f in (reference, other)
+    ]
     assert not set(losses[0]) & set(losses[1])
 
 
@@ -55,7 +69,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(monkeypatch, tmp_path, stop):
 @pytest.mark.slow
 def test_killed_at_a_random_step_it_goes_on_to_the_same_bits(monkeypatch, tmp_path):
     """SIGKILL: nothing can be saved then. Broken by: no state.scheduler in TrainingState.load."""
-    settings = ["--data.dataset.num_samples=800", "--trainer.checkpoint_every_n_steps=7"]
+    settings = [
+        "--data.dataset.num_samples=800",
+        "--trainer.checkpoint_every_n_steps=7",
+    ]
     reference = train(monkeypatch, tmp_path / "reference", *settings)
     process, folder = start(tmp_path, *settings), tmp_path / "run_1"
     wait_for_step(process, folder, random.randrange(10, 200))
@@ -93,7 +110,10 @@ def test_killed_while_saving(tmp_path):
                 threading.Timer(random.random() / 10, os.kill, (os.getpid(), 9)).start()
     """
     assert subprocess.run([sys.executable, "-c", program], cwd=CHAPTER).returncode == -9
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["number"].unique().numel() == 1
+    assert (
+        torch.load(tmp_path / "last.pt", weights_only=True)["number"].unique().numel()
+        == 1
+    )
 
 
 @pytest.mark.slow
@@ -102,8 +122,12 @@ def test_the_default_run_beats_all_baselines(tmp_path):
     chapter = tmp_path / "elsewhere"
     shutil.copytree(CHAPTER, chapter, ignore=shutil.ignore_patterns("output"))
     subprocess.run([sys.executable, "pytorch_train.py"], cwd=chapter, check=True)
-    scores = json.loads((chapter / "output" / "run_1" / "summary.json").read_text())["validation"]
-    found = {name: metrics["rmse_surface_temperature"] for name, metrics in scores.items()}
+    scores = json.loads((chapter / "output" / "run_1" / "summary.json").read_text())[
+        "validation"
+    ]
+    found = {
+        name: metrics["rmse_surface_temperature"] for name, metrics in scores.items()
+    }
     printed = (CHAPTER / "README.md").read_text().partition("hidden values only")[2]
     shown = {name: float(re.search(rf"{name} +([\d.]+)", printed)[1]) for name in found}
     assert found == pytest.approx(shown, abs=0.015)

@@ -26,7 +26,10 @@ class TrainingState:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
-        states = {n: getattr(self, n).state_dict() for n in ("model", "optimizer", "scheduler")}
+        states = {
+            n: getattr(self, n).state_dict()
+            for n in ("model", "optimizer", "scheduler")
+        }
         # Their states replace the three objects; the other fields are saved as they are.
         save_atomic(vars(self) | states, path)
 
@@ -35,7 +38,9 @@ class TrainingState:
         saved = read_checkpoint(path)
         for name in ("model", "optimizer", "scheduler"):
             getattr(self, name).load_state_dict(saved[name])
-        self.step, self.best_loss, self.run_id = (saved[n] for n in ("step", "best_loss", "run_id"))
+        self.step, self.best_loss, self.run_id = (
+            saved[n] for n in ("step", "best_loss", "run_id")
+        )
 
 
 def save_atomic(state: dict[str, Any], path: Path) -> None:

@@ -15,7 +15,9 @@ def test_ranks_share_the_samples_or_refuse():
     with pytest.raises(UserError, match=r"batch_size: 9 is no multiple of 2"):
         RankLoaders(0, 2, dataset=DummyDataset, batch_size=9, seed=0)
     ranks = [RankLoaders(rank, 2, dataset=DummyDataset, seed=0) for rank in (0, 1)]
-    for loaders in zip(*[(r.train_loader(lambda: 3), r.val_loader()) for r in ranks], strict=True):
+    for loaders in zip(
+        *[(r.train_loader(lambda: 3), r.val_loader()) for r in ranks], strict=True
+    ):
         indices = [int(i) for loader in loaders for _, index in loader for i in index]
         assert len(indices) == len(set(indices))
 
@@ -39,7 +41,9 @@ def test_damaged_checkpoint_and_non_finite_loss(monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(monkeypatch, tmp_path, *settings, script=lightning_train)
     folder = tmp_path / "run_1"
-    assert all(w.isfinite().all() for w in saved(folder, "last.ckpt")["state_dict"].values())
+    assert all(
+        w.isfinite().all() for w in saved(folder, "last.ckpt")["state_dict"].values()
+    )
     path, table = folder / "checkpoints" / "last.ckpt", rows(folder)
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(UserError, match=r"cannot resume from .*last.ckpt"):

@@ -37,7 +37,9 @@ def finish(process, exit_code: int = 0) -> str:
 
 # All losses, of training and validation.
 def curve(folder) -> np.ndarray:
-    return np.array([float(row["train_loss"] or row["val_loss"]) for row in rows(folder)])
+    return np.array(
+        [float(row["train_loss"] or row["val_loss"]) for row in rows(folder)]
+    )
 
 
 # The runs' folders, all from one launch, which also resumes the stopped ones; and its output.
@@ -66,7 +68,10 @@ def test_two_ranks_give_the_curve_of_one_process(monkeypatch, tmp_path, two_rank
     for key in (RIGHT, *MUTATIONS):
         two = curve(two_ranks[0][key])[:50]
         difference = np.abs(two / one[: len(two)] - 1).max()
-        assert difference > 1e-3 if key in MUTATIONS else difference < 1e-5, (key, difference)
+        assert difference > 1e-3 if key in MUTATIONS else difference < 1e-5, (
+            key,
+            difference,
+        )
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(two_ranks):
@@ -105,7 +110,12 @@ def test_gpus_with_nccl_give_the_curve_of_one_gpu_and_of_the_cpu(monkeypatch, tm
     # Also where there is only one GPU. After step 50 the differences of rounding grow.
     cuda = [*OCEAN, "--trainer.accelerator=cuda"]
     ddp = [*cuda, f"--trainer.devices={GPUS}", "--trainer.strategy=ddp"]
-    by_hand = [*TORCHRUN, "--standalone", f"--nproc-per-node={GPUS}", "pytorch_ddp_train.py"]
+    by_hand = [
+        *TORCHRUN,
+        "--standalone",
+        f"--nproc-per-node={GPUS}",
+        "pytorch_ddp_train.py",
+    ]
     one = curve(train(monkeypatch, tmp_path, *cuda))[:50]
     for settings, command in ((ddp, SCRIPT), (cuda, by_hand), (OCEAN, SCRIPT)):
         finish(start(tmp_path, *settings, command=command))

@@ -14,14 +14,18 @@ from tests.runs import call, rows, saved, train
 def assert_raw_is_lightning(raw, folder):
     assert rows(raw) == rows(folder)
     weights = {f"model.{name}": weight for name, weight in saved(raw)["model"].items()}
-    torch.testing.assert_close(saved(folder, "last.ckpt")["state_dict"], weights, rtol=0, atol=0)
+    torch.testing.assert_close(
+        saved(folder, "last.ckpt")["state_dict"], weights, rtol=0, atol=0
+    )
 
 
 def test_lightning_is_raw_pytorch_to_the_bit(monkeypatch, tmp_path):
     """With land and clipped gradients. Broken by: no configure_gradient_clipping (at step 2)."""
     settings = [f"-c={CHAPTER}/tests/ocean.yaml", "--trainer.max_epochs=1"]
     raw = train(monkeypatch, tmp_path / "raw", *settings)
-    folder = train(monkeypatch, tmp_path / "lightning", *settings, script=lightning_train)
+    folder = train(
+        monkeypatch, tmp_path / "lightning", *settings, script=lightning_train
+    )
     assert_raw_is_lightning(raw, folder)
 
 
@@ -34,13 +38,23 @@ def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path):
     call(monkeypatch, "fit", *tiny, script=cli)
     folder = tmp_path / "output" / "run_1"
     assert_raw_is_lightning(raw, folder)
-    assert {path.name for path in folder.iterdir()} - {"wandb"} == {p.name for p in raw.iterdir()}
+    assert {path.name for path in folder.iterdir()} - {"wandb"} == {
+        p.name for p in raw.iterdir()
+    }
     for name in ("validate", "test", "predict"):
-        call(monkeypatch, name, *tiny, f"--ckpt_path={folder}/checkpoints/last.ckpt", script=cli)
+        call(
+            monkeypatch,
+            name,
+            *tiny,
+            f"--ckpt_path={folder}/checkpoints/last.ckpt",
+            script=cli,
+        )
     assert (folder / "prediction_0_0.npz").exists()
 
 
-@pytest.mark.filterwarnings("error:The dirpath has changed")  # the best score would be forgotten
+@pytest.mark.filterwarnings(
+    "error:The dirpath has changed"
+)  # the best score would be forgotten
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_a_stopped_run_goes_on_to_the_same_bits(monkeypatch, tmp_path, stop):
     """Also after a full disk. Broken by: a fixed step in train_loader; no save_checkpoint."""

@@ -25,14 +25,18 @@ dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
 
 def broken(how: str) -> contextlib.AbstractContextManager:
     if how == "mean of means":  # each rank's own count, times the number of ranks
-        return mock.patch("src.model.lightning_module.sum_over_ranks", lambda n: n.detach() * 2)
+        return mock.patch(
+            "src.model.lightning_module.sum_over_ranks", lambda n: n.detach() * 2
+        )
     real, calls = pytorch_model.random_mask, []
 
     def random_mask(valid, index, seed, *rest):
         calls.append(seed)
         if how.startswith(f"{RANK} ") and len(calls) == 50:
             signal.raise_signal(int(how.split()[1]))
-        return real(valid, index, seed + RANK if how == "masks by rank" else seed, *rest)
+        return real(
+            valid, index, seed + RANK if how == "masks by rank" else seed, *rest
+        )
 
     return mock.patch.object(pytorch_model, "random_mask", random_mask)
 
@@ -40,7 +44,10 @@ def broken(how: str) -> contextlib.AbstractContextManager:
 for script, how, arguments in json.loads(sys.argv[-1]):
     sys.argv = [script, *arguments]
     try:
-        with broken(how), contextlib.redirect_stdout(sys.stdout):  # the script may replace it
+        with (
+            broken(how),
+            contextlib.redirect_stdout(sys.stdout),
+        ):  # the script may replace it
             code = importlib.import_module(script).main()
     except SystemExit as stopped:
         code = stopped.code

@@ -47,18 +47,26 @@ class Report(Callback):
         folder, step = Path(trainer.default_root_dir), trainer.global_step
         # Look at these: a run on the wrong hardware works as well, only slower.
         strategy = f"{type(trainer.strategy).__name__} on {module.device}"
-        print(f"devices   {trainer.num_devices} on each of {trainer.num_nodes} nodes; {strategy}")
-        print(f"training  steps {step} to {trainer.max_epochs * trainer.num_training_batches}")
+        print(
+            f"devices   {trainer.num_devices} on each of {trainer.num_nodes} nodes; {strategy}"
+        )
+        print(
+            f"training  steps {step} to {trainer.max_epochs * trainer.num_training_batches}"
+        )
         print(f"output    {os.path.relpath(folder)}", flush=True)
         self.tracker = Tracker(folder, self.wandb, step, self.run_id)
         self.run_id = self.tracker.run.id
-        self.on_train_epoch_start(trainer)  # Lightning skips it where a run goes on inside an epoch
+        self.on_train_epoch_start(
+            trainer
+        )  # Lightning skips it where a run goes on inside an epoch
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: object) -> None:
         self.start, self.first_step = time.perf_counter(), trainer.global_step
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
-        self.lr = float(trainer.optimizers[0].param_groups[0]["lr"])  # before the step changes it
+        self.lr = float(
+            trainer.optimizers[0].param_groups[0]["lr"]
+        )  # before the step changes it
 
     @rank_zero_only
     def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
@@ -74,25 +82,40 @@ class Report(Callback):
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        step, epoch, scores = trainer.global_step, trainer.current_epoch, logged(trainer, False)
+        step, epoch, scores = (
+            trainer.global_step,
+            trainer.current_epoch,
+            logged(trainer, False),
+        )
         self.tracker.log(step, epoch, scores)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}", flush=True)
         every = self.picture_every or trainer.max_epochs
         if isinstance(module, AutoencoderModule) and (epoch + 1) % every == 0:
-            draw(module.model, trainer.datamodule.val_set, self.tracker, step, scores={})
+            draw(
+                module.model, trainer.datamodule.val_set, self.tracker, step, scores={}
+            )
 
     # The scores beside the baselines; in the meantime the other ranks wait.
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if trainer.is_global_zero and isinstance(module, AutoencoderModule):
-            report(module.model, trainer.datamodule.val_set, self.tracker, trainer.global_step)
+            report(
+                module.model,
+                trainer.datamodule.val_set,
+                self.tracker,
+                trainer.global_step,
+            )
         trainer.strategy.barrier()
 
 
 def logged(trainer: L.Trainer, is_train: bool) -> dict[str, float]:
     """What the module has logged: names with train_ belong to a step, others to an epoch."""
     metrics = trainer.callback_metrics.items()
-    return {name: value.item() for name, value in metrics if name.startswith("train_") == is_train}
+    return {
+        name: value.item()
+        for name, value in metrics
+        if name.startswith("train_") == is_train
+    }
 
 
 class StopAndSave(Callback):
@@ -104,15 +127,23 @@ class StopAndSave(Callback):
     """
 
     # The Trainer's own max_steps saves an unfinished epoch as finished: a resume skips its rest.
-    def __init__(self, max_steps: int = -1, checkpoint_every_n_steps: NonNegativeInt = 0) -> None:
-        self.max_steps, self.every, self.is_stopping = max_steps, checkpoint_every_n_steps, False
+    def __init__(
+        self, max_steps: int = -1, checkpoint_every_n_steps: NonNegativeInt = 0
+    ) -> None:
+        self.max_steps, self.every, self.is_stopping = (
+            max_steps,
+            checkpoint_every_n_steps,
+            False,
+        )
 
     def on_train_start(self, *_: object) -> None:
         # Here, after Lightning has set a handler of its own: that one broadcasts inside of the
         # handler, and hangs. https://github.com/Lightning-AI/pytorch-lightning/issues/20806
         self.interrupt = GracefulInterrupt()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, *_: object
+    ) -> None:
         step = trainer.global_step
         # The ranks get a signal at different moments, or only one of them does. They ask each other
         # after each step, so that all stop after the same one: none waits for one that has left.
@@ -135,7 +166,9 @@ class StopAndSave(Callback):
         if not self.is_stopping:
             return
         if not trainer.is_global_zero:
-            sys.exit(0)  # Lightning's launcher kills rank 0 if another one seems to have failed
+            sys.exit(
+                0
+            )  # Lightning's launcher kills rank 0 if another one seems to have failed
         folder = os.path.relpath(trainer.default_root_dir)
         print(f"stopped after step {trainer.global_step}; go on with --resume {folder}")
         sys.exit(128 + self.signal_number if self.signal_number else 0)
@@ -146,7 +179,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     # Lightning stages in TMPDIR and moves: where that is another filesystem, a crash while moving
     # destroys the last checkpoint. https://github.com/Lightning-AI/pytorch-lightning/issues/21253
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
+    ) -> None:
         save_atomic(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from torch import nn
 
 from src.data.pytorch_dataset import FieldDataset
 
-PANELS = ("truth", "what the model saw", "reconstruction, visible patches pasted in", "error")
+PANELS = (
+    "truth",
+    "what the model saw",
+    "reconstruction, visible patches pasted in",
+    "error",
+)
 
 
 def non_overlapping(dataset: FieldDataset) -> list[int]:
@@ -31,7 +36,9 @@ def non_overlapping(dataset: FieldDataset) -> list[int]:
 
 
 @torch.no_grad()
-def reconstruct(model: nn.Module, dataset: FieldDataset, samples: list[int]) -> np.ndarray:
+def reconstruct(
+    model: nn.Module, dataset: FieldDataset, samples: list[int]
+) -> np.ndarray:
     """The four panels in physical units: (4, samples, V, T, H, W)."""
     x, index = torch.stack([dataset[i][0] for i in samples]), torch.tensor(samples)
     device = next(model.parameters()).device
@@ -40,7 +47,9 @@ def reconstruct(model: nn.Module, dataset: FieldDataset, samples: list[int]) -> 
     model.train()
     hidden = output.hidden.cpu()
     # Visible patches are pasted back: nobody asked the model to predict them. Land stays land.
-    restored = torch.where(hidden, output.prediction.cpu(), x).masked_fill(x.isnan(), torch.nan)
+    restored = torch.where(hidden, output.prediction.cpu(), x).masked_fill(
+        x.isnan(), torch.nan
+    )
     std, mean = (a[:, None, None, None] for a in (dataset.std, dataset.mean))
     fields = (x, x.masked_fill(hidden, torch.nan), restored)
     truth, visible, restored = (field.numpy() * std + mean for field in fields)
@@ -52,9 +61,15 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     samples = non_overlapping(dataset)
     panels = reconstruct(model, dataset, samples)[:, :, 0]
     panels = panels[:, :, panels.shape[2] // 2]  # (4, samples, H, W)
-    low, high, largest = np.nanmin(panels[0]), np.nanmax(panels[0]), np.nanmax(np.abs(panels[3]))
+    low, high, largest = (
+        np.nanmin(panels[0]),
+        np.nanmax(panels[0]),
+        np.nanmax(np.abs(panels[3])),
+    )
     figure = Figure(figsize=(12, 5.6), layout="constrained")
-    for axis, fields, title in zip(figure.subplots(4, sharex=True), panels, PANELS, strict=True):
+    for axis, fields, title in zip(
+        figure.subplots(4, sharex=True), panels, PANELS, strict=True
+    ):
         colours = {"cmap": "viridis", "vmin": low, "vmax": high}
         if title == "error":
             colours = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
@@ -66,7 +81,9 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
             axis.pcolormesh(lon, lat, land, cmap="gray", vmin=0, vmax=1)
         figure.colorbar(mesh, ax=axis, pad=0.01)
         axis.set(title=title)
-    figure.suptitle(f"{dataset.variables[0]} ({dataset.units[0]}); grey: no value (land or a gap)")
+    figure.suptitle(
+        f"{dataset.variables[0]} ({dataset.units[0]}); grey: no value (land or a gap)"
+    )
     figure.savefig(folder / "reconstructions.png", dpi=110)
     return folder / "reconstructions.png"
 
@@ -82,8 +99,12 @@ def plot_curves(folder: Path, dataset: FieldDataset, scores: dict) -> Path:
     left.semilogy(rows["train_loss"].dropna(), label="training, one batch", alpha=0.6)
     left.semilogy(rows["val_loss"].dropna(), "o-", label="validation")
     left.set(xlabel="step", ylabel="mean squared error (normalised)")
-    right.plot(rows[f"rmse_{variable}"].dropna(), "o-", color="C1", label="masked autoencoder")
-    for number, name in enumerate(list(scores)[1:], start=2):  # the first one is the model's
+    right.plot(
+        rows[f"rmse_{variable}"].dropna(), "o-", color="C1", label="masked autoencoder"
+    )
+    for number, name in enumerate(
+        list(scores)[1:], start=2
+    ):  # the first one is the model's
         error = scores[name][f"rmse_{variable}"]
         right.axhline(error, linestyle="--", color=f"C{number}", label=name)
     right.set(xlabel="step", ylabel=f"validation RMSE of {variable} ({unit})")

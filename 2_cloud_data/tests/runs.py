@@ -26,9 +26,17 @@ def train(monkeypatch, output: Path, *arguments: str, script=pytorch_train) -> P
     return output / "run_1"
 
 
-def start(output: Path, *arguments: str, command=("pytorch_train.py",)) -> subprocess.Popen:
+def start(
+    output: Path, *arguments: str, command=("pytorch_train.py",)
+) -> subprocess.Popen:
     """The script as the leader of a process group of its own."""
-    words = [sys.executable, *command, TINY, f"--trainer.output_dir={output}", *arguments]
+    words = [
+        sys.executable,
+        *command,
+        TINY,
+        f"--trainer.output_dir={output}",
+        *arguments,
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, cwd=CHAPTER, start_new_session=True, **pipes)
 
@@ -45,7 +53,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
     """metrics.csv without the one column that is a measurement."""
     with (folder / "metrics.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if k != "samples_per_second"} for row in table]
+    return [
+        {k: v for k, v in row.items() if k != "samples_per_second"} for row in table
+    ]
 
 
 def saved(folder: Path, name: str = "last.pt") -> dict:

@@ -13,7 +13,9 @@ from src.config import CHAPTER
 from tests.runs import start, wait_for_step
 
 pytestmark = pytest.mark.slow
-USE = "import sys; from src.data.s3_server import connect; print(connect(), flush=True); "
+USE = (
+    "import sys; from src.data.s3_server import connect; print(connect(), flush=True); "
+)
 
 
 def use(program: str) -> subprocess.Popen:
@@ -38,10 +40,21 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
     assert first == second
     (server,) = servers(tmp_path)
     family = [server, server.parent()]
-    assert {c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"} == {"127.0.0.1"}
-    assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.iterdir() if "en" in p.name)  # keys
+    assert {c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"} == {
+        "127.0.0.1"
+    }
+    assert all(
+        p.stat().st_mode & 0o077 == 0 for p in tmp_path.iterdir() if "en" in p.name
+    )  # keys
     users[0].kill()
-    words = [sys.executable, "-m", "src.data.s3_server", "--", "printenv", "AWS_ENDPOINT_URL"]
+    words = [
+        sys.executable,
+        "-m",
+        "src.data.s3_server",
+        "--",
+        "printenv",
+        "AWS_ENDPOINT_URL",
+    ]
     assert subprocess.check_output(words, cwd=CHAPTER, text=True).strip() in first
     users[1].kill()
     wait_until_gone(family)
@@ -54,9 +67,15 @@ def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path, number):
     """Broken by: no start_new_session in connect(), or no start_forkserver() in Loaders."""
     folder = tmp_path.parent / "s3"  # the store is built once, for all three
     monkeypatch.setenv("S3_FOLDER", str(folder))
-    settings = [f"-c={CHAPTER}/tests/cloud.yaml", "--data.num_workers=1", "--trainer.max_epochs=99"]
+    settings = [
+        f"-c={CHAPTER}/tests/cloud.yaml",
+        "--data.num_workers=1",
+        "--trainer.max_epochs=99",
+    ]
     process = start(tmp_path, *settings)
-    wait_for_step(process, tmp_path / "run_1", 38)  # an epoch; then the validation starts
+    wait_for_step(
+        process, tmp_path / "run_1", 38
+    )  # an epoch; then the validation starts
     family = psutil.Process(process.pid).children(recursive=True)  # the server, too
     assert os.getpgid(servers(folder)[0].pid) != process.pid  # Ctrl-C does not reach it
     os.killpg(process.pid, number)

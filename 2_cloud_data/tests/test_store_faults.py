@@ -17,7 +17,13 @@ from tests.fault_proxy import Fault, FaultyProxy
 
 URL = "s3://embedded/faults.zarr"
 MONTHS = {"train_months": (0, 16), "val_months": (20, 24)}
-SETTINGS = {"url": URL, "dask": "none", "window": (4, 8, 8), "train_stride": (2, 8, 8), **MONTHS}
+SETTINGS = {
+    "url": URL,
+    "dask": "none",
+    "window": (4, 8, 8),
+    "train_stride": (2, 8, 8),
+    **MONTHS,
+}
 
 
 def build_cube(url: str) -> None:
@@ -37,16 +43,24 @@ def test_what_may_pass_is_tried_again(proxy, kind):
     """Broken by: no custom error handler in store.py."""
     expected = CloudDataset("train", **SETTINGS)[0][0]
     proxy.faults = [Fault(kind, times=2, path="/c/")]
-    assert CloudDataset("train", **SETTINGS)[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
+    assert (
+        CloudDataset("train", **SETTINGS)[0][0]
+        .nan_to_num(-1)
+        .equal(expected.nan_to_num(-1))
+    )
     assert proxy.faults[0].times == 0
 
 
-@pytest.mark.parametrize(("kind", "path"), [("stall", "/c/"), ("503", "/c/"), ("stall", "")])
+@pytest.mark.parametrize(
+    ("kind", "path"), [("stall", "/c/"), ("503", "/c/"), ("stall", "")]
+)
 def test_a_failing_endpoint_ends_within_its_patience(proxy, kind, path):
     """In one line, without values. Broken by: no timeout in CheckedStore.get."""
     dataset = CloudDataset("train", **SETTINGS, patience=3) if path else None
     proxy.faults, start = [Fault(kind, math.inf, path)], time.monotonic()
-    with pytest.raises(UserError, match=r"^s3://embedded/faults.zarr: no answer in [35] s \("):
+    with pytest.raises(
+        UserError, match=r"^s3://embedded/faults.zarr: no answer in [35] s \("
+    ):
         dataset[0] if dataset else CloudDataset("train", **SETTINGS)
     assert time.monotonic() - start < 10
 
@@ -67,7 +81,11 @@ def test_a_cache_on_the_local_disk_needs_no_server(proxy, monkeypatch, tmp_path)
     settings = SETTINGS | {"url": f"filecache::{URL}"}
     expected = CloudDataset("train", **settings)[0][0]
     proxy.faults = [Fault("503", math.inf, path="/c/0/0/0")]
-    assert CloudDataset("train", **settings)[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
+    assert (
+        CloudDataset("train", **settings)[0][0]
+        .nan_to_num(-1)
+        .equal(expected.nan_to_num(-1))
+    )
 
 
 BAD_INPUT = [
@@ -85,13 +103,18 @@ def test_bad_input(proxy, change, expected):
         CloudDataset("train", **(SETTINGS | change))
 
 
-WRONG = {"AWS_SECRET_ACCESS_KEY": "PermissionError", "AWS_ENDPOINT_URL": "no answer in 3 s"}
+WRONG = {
+    "AWS_SECRET_ACCESS_KEY": "PermissionError",
+    "AWS_ENDPOINT_URL": "no answer in 3 s",
+}
 
 
 @pytest.mark.parametrize(("name", "expected"), WRONG.items())
 def test_wrong_credentials_and_an_unreachable_endpoint(monkeypatch, name, expected):
     """Broken by: no retryable error in store.py: a server that restarts would end a training."""
-    monkeypatch.setattr("src.data.store.connect", lambda: connect() | {name: "http://127.0.0.1:9"})
+    monkeypatch.setattr(
+        "src.data.store.connect", lambda: connect() | {name: "http://127.0.0.1:9"}
+    )
     with pytest.raises(UserError, match=f"^{URL}: {expected}") as caught:
         CloudDataset("train", **SETTINGS, patience=3)
     assert ":9" not in str(caught.value)  # no key in a message

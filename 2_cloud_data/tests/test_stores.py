@@ -40,7 +40,9 @@ def test_the_cube_is_a_function_of_place_and_seed():
     shape, place = (24, 18, 36), (slice(3, 7), slice(5, 12), slice(10, 33))
     whole = block("salinity", shape, 0, tuple(slice(0, n) for n in shape))
     np.testing.assert_array_equal(block("salinity", shape, 0, place), whole[place])
-    assert not np.array_equal(block("salinity", shape, 1, place), whole[place], equal_nan=True)
+    assert not np.array_equal(
+        block("salinity", shape, 1, place), whole[place], equal_nan=True
+    )
 
 
 @pytest.mark.slow
@@ -67,15 +69,37 @@ def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     """Of two, over (latitude, time, longitude). Broken by: no transpose; no rename."""
-    fields = ocean_fields().rename(lat="latitude", lon="longitude").transpose("latitude", ...)
+    fields = (
+        ocean_fields()
+        .rename(lat="latitude", lon="longitude")
+        .transpose("latitude", ...)
+    )
     fields.isel(time=slice(30)).to_netcdf(tmp_path / "a.nc")
     fields.isel(time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
-    words = ["netcdf", f"--files=[{tmp_path}/b.nc,{tmp_path}/a.nc]", f"--url={tmp_path}/store"]
-    words += ["--train_months=[0,30]", "--chunk=[12,9,99]", "--variables=[surface_temperature]"]
+    words = [
+        "netcdf",
+        f"--files=[{tmp_path}/b.nc,{tmp_path}/a.nc]",
+        f"--url={tmp_path}/store",
+    ]
+    words += [
+        "--train_months=[0,30]",
+        "--chunk=[12,9,99]",
+        "--variables=[surface_temperature]",
+    ]
     call(monkeypatch, *words, script=build_store)
-    words = ["statistics", f"--url={tmp_path}/store", "--train_months=[0,29]", f"--to={tmp_path}"]
+    words = [
+        "statistics",
+        f"--url={tmp_path}/store",
+        "--train_months=[0,29]",
+        f"--to={tmp_path}",
+    ]
     call(monkeypatch, *words, script=build_store)
-    CloudDataset("train", f"{tmp_path}/store", train_months=(0, 29), statistics_store=str(tmp_path))
+    CloudDataset(
+        "train",
+        f"{tmp_path}/store",
+        train_months=(0, 29),
+        statistics_store=str(tmp_path),
+    )
     read = [CloudDataset("train", url)[7][0] for url in (f"{tmp_path}/store", OCEAN)]
     np.testing.assert_array_equal(*read)
 
@@ -87,7 +111,9 @@ def test_chunk_sizes_are_those_of_the_blog(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.split()[:45] == TABLE.split()
     assert (tmp_path / "output" / "chunk_size" / "chunk_size.png").exists()
     touched = [len({i // 24 for i in range(start, start + 12)}) for start in range(24)]
-    assert chunk_size.cost((12,), 2.0, 4)["mean_chunks"] == pytest.approx(np.mean(touched))
+    assert chunk_size.cost((12,), 2.0, 4)["mean_chunks"] == pytest.approx(
+        np.mean(touched)
+    )
     assert chunk_size.cost((1,), 2.0, 4)["maximal_chunks"] == 1
 
 
@@ -97,9 +123,13 @@ def test_access_scripts_run(capsys):
     assert "in chunks of (54, 18, 72)" in capsys.readouterr().out
 
 
-def test_a_service_is_asked_again_and_only_for_what_was_asked(monkeypatch, tmp_path, capfd):
+def test_a_service_is_asked_again_and_only_for_what_was_asked(
+    monkeypatch, tmp_path, capfd
+):
     """Broken by: no retry; no attrs of the request; no sel of the period."""
-    fields = ocean_fields().rename(surface_temperature="sst", lat="latitude", lon="longitude")
+    fields = ocean_fields().rename(
+        surface_temperature="sst", lat="latitude", lon="longitude"
+    )
     stand_in = Mock(**{"open_dataset.side_effect": [OSError, OSError, fields, fields]})
     monkeypatch.setitem(sys.modules, "stand_in", stand_in)
     monkeypatch.setattr(usecase_API_access.fetch.retry, "sleep", lambda seconds: None)
@@ -108,8 +138,15 @@ def test_a_service_is_asked_again_and_only_for_what_was_asked(monkeypatch, tmp_p
     words += ["--end=2008-10", f"--url={tmp_path}"]
     call(monkeypatch, *words, script=usecase_API_access)
     expected = fields["sst"].sel(time=slice("2008-01", "2008-10"))
-    np.testing.assert_array_equal(open_fields(open_store(str(tmp_path)))["sst"], expected)
+    np.testing.assert_array_equal(
+        open_fields(open_store(str(tmp_path)))["sst"], expected
+    )
     with pytest.raises(UserError, match="something else is here"):
-        call(monkeypatch, *words, *["--box", "0", "9", "0", "9"], script=usecase_API_access)
+        call(
+            monkeypatch,
+            *words,
+            *["--box", "0", "9", "0", "9"],
+            script=usecase_API_access,
+        )
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert b"planted" not in b"".join(written) + "".join(capfd.readouterr()).encode()

@@ -28,7 +28,9 @@ def test_samples_are_those_in_memory(dask):
     for index, (x, _) in zip(indices, cloud.__getitems__(indices), strict=True):
         assert_close(x, memory[index][0], **SAME)
         assert_close(cloud.climatology(index), memory.climatology(index), **SAME)
-        for a, b in zip(cloud.coordinates(index), memory.coordinates(index), strict=True):
+        for a, b in zip(
+            cloud.coordinates(index), memory.coordinates(index), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
 
 
@@ -36,7 +38,9 @@ def test_statistics_are_those_in_memory():
     """Whatever the chunks. Broken by: mean of all months in compute_statistics."""
     memory = OceanDataset("train")
     result = compute_statistics(ocean_fields().chunk(time=7, lat=5, lon=100), (0, 30))
-    np.testing.assert_array_equal([result["mean"], result["std"]], [memory.mean, memory.std])
+    np.testing.assert_array_equal(
+        [result["mean"], result["std"]], [memory.mean, memory.std]
+    )
 
 
 def test_workers_read_the_same_batches():
@@ -51,9 +55,13 @@ def test_workers_read_the_same_batches():
 def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path):
     """With two processes, too. Broken by: statistics of other months (0, 31)."""
     memory = train(monkeypatch, tmp_path / "memory", MEMORY, script=lightning_train)
-    cloud = train(monkeypatch, tmp_path / "cloud", MEMORY, CLOUD, script=lightning_train)
+    cloud = train(
+        monkeypatch, tmp_path / "cloud", MEMORY, CLOUD, script=lightning_train
+    )
     assert rows(memory) == rows(cloud)
-    assert_close(*(saved(run, "last.ckpt")["state_dict"] for run in (memory, cloud)), **SAME)
+    assert_close(
+        *(saved(run, "last.ckpt")["state_dict"] for run in (memory, cloud)), **SAME
+    )
     assert (memory / "summary.json").read_text() == (cloud / "summary.json").read_text()
     ddp = [MEMORY, CLOUD, "--trainer.devices=2", "--trainer.strategy=ddp"]
     process = start(tmp_path, *ddp, command=["lightning_train.py"])
@@ -61,7 +69,9 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path):
     assert process.returncode == 0, output
     for a, b in zip(rows(memory), rows(tmp_path / "run_1"), strict=True):
         if a["train_loss"] and int(a["step"]) <= 50:
-            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-5)
+            assert float(b["train_loss"]) == pytest.approx(
+                float(a["train_loss"]), rel=1e-5
+            )
 
 
 def test_windows_avoid_months_without_values(tmp_path):
@@ -74,5 +84,7 @@ def test_windows_avoid_months_without_values(tmp_path):
         build(str(tmp_path), fields, (1, 18, 72), (0, 55))
     dataset = CloudDataset("train", str(tmp_path))
     places = [dataset.slices(index) for index in range(len(dataset))]
-    assert {place[0].start for place in places} == {*range(9)}  # they end before month 20
+    assert {place[0].start for place in places} == {
+        *range(9)
+    }  # they end before month 20
     assert max(place[2].stop for place in places) == 72

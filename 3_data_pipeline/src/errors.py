@@ -16,7 +16,10 @@ def one_line_errors() -> Iterator[None]:
     """End the program with one line on stderr and exit code 1 for an error that a user can mend."""
     try:
         yield
-    except (UserError, OSError) as error:  # OSError: a file that is missing, a disk that is full
+    except (
+        UserError,
+        OSError,
+    ) as error:  # OSError: a file that is missing, a disk that is full
         # An error from a loader's worker has the whole traceback in its message, before this name.
         sys.exit(f"error: {' '.join(str(error).rpartition('UserError: ')[2].split())}")
     except KeyboardInterrupt:  # Ctrl-C before the training has begun, or a second one

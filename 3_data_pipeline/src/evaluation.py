@@ -22,7 +22,9 @@ def squared_error(guess: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
     """Sum and number of the squared errors at hidden, valid elements of each variable: (2, V)."""
     scored = hidden & ~torch.isnan(x)
     error = torch.where(scored, guess - x, 0.0).double().square()
-    return torch.stack([values.sum(dim=(0, 2, 3, 4)) for values in (error, scored.double())])
+    return torch.stack(
+        [values.sum(dim=(0, 2, 3, 4)) for values in (error, scored.double())]
+    )
 
 
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
@@ -48,7 +50,9 @@ def evaluate(
     batch_sums, device = defaultdict(list), next(model.parameters()).device
     model.eval()
     # A bar for the baselines, which take some seconds; none in a log file (disable=None).
-    for x, index in tqdm(loader, "scoring", leave=False, disable=None if baselines else True):
+    for x, index in tqdm(
+        loader, "scoring", leave=False, disable=None if baselines else True
+    ):
         # Without an epoch, the masks depend on the sample alone: all epochs and runs compare.
         output = model(x.to(device), index.to(device))
         # To the CPU: Apple GPUs have no float64, and the baselines run there.
@@ -63,7 +67,10 @@ def evaluate(
 
 def make_baselines(dataset: FieldDataset) -> dict[str, Guess]:
     """The baselines by name; a dataset without a calendar has no climatology."""
-    guesses: dict[str, Guess] = {"inverse distance": inverse_distance, "visible mean": visible_mean}
+    guesses: dict[str, Guess] = {
+        "inverse distance": inverse_distance,
+        "visible mean": visible_mean,
+    }
     if climatology := getattr(dataset, "climatology", None):
         # 0, the training mean, where a place has no value in that calendar month.
         guesses["climatology"] = lambda x, index, hidden: torch.stack(
@@ -74,12 +81,19 @@ def make_baselines(dataset: FieldDataset) -> dict[str, Guess]:
 
 def visible_mean(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
     """The mean of the sample's visible values; 0, the training mean, where nothing is visible."""
-    return x.where(~hidden, torch.nan).nanmean((2, 3, 4), keepdim=True).nan_to_num().expand_as(x)
+    return (
+        x.where(~hidden, torch.nan)
+        .nanmean((2, 3, 4), keepdim=True)
+        .nan_to_num()
+        .expand_as(x)
+    )
 
 
 def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
     """Interpolate the 12 nearest visible points with weights 1 / distance**2 (Shepard 1968)."""
-    from scipy.spatial import KDTree  # here, because the first step need not wait for the import
+    from scipy.spatial import (
+        KDTree,
+    )  # here, because the first step need not wait for the import
 
     # A month counts as four grid points: it changes the ocean more than a step of the grid does.
     scale = np.array([4.0, 1.0, 1.0])
@@ -93,8 +107,12 @@ def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
         tree = KDTree(np.argwhere(visible) * scale)
         # As a list: with the number 1, for a single visible point, the result has one axis less.
         neighbours = np.arange(1, min(12, tree.n) + 1)
-        distance, nearest = map(np.asarray, tree.query(np.argwhere(scored) * scale, neighbours))
+        distance, nearest = map(
+            np.asarray, tree.query(np.argwhere(scored) * scale, neighbours)
+        )
         weight = distance**-2
         value = (weight * field[visible][nearest]).sum(axis=1) / weight.sum(axis=1)
-        guess[sample, variable][torch.from_numpy(scored)] = torch.from_numpy(value).float()
+        guess[sample, variable][torch.from_numpy(scored)] = torch.from_numpy(
+            value
+        ).float()
     return guess

@@ -20,7 +20,9 @@ def set_seed(seed: int, deterministic: bool = True) -> None:
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when CUDA starts
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
@@ -35,4 +37,6 @@ def worker_init_fn(worker_id: int) -> None:
     # step and saves a checkpoint, for which it may need one more batch. A second SIGTERM ends a
     # worker, because PyTorch sends it to one that hangs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+    signal.signal(
+        signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL)
+    )

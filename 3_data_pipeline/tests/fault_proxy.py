@@ -27,7 +27,9 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "stall":
             self.server.stopped.wait()
         elif kind == "reset":
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.request.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         elif kind == "503":
             self.send_error(503, "Slow Down", "Reduce your request rate.")
         else:
@@ -51,7 +53,10 @@ class Handler(BaseHTTPRequestHandler):
 class FaultyProxy(ThreadingHTTPServer):
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.upstream, self.url = endpoint.split("//")[1], f"http://127.0.0.1:{self.server_port}"
+        self.upstream, self.url = (
+            endpoint.split("//")[1],
+            f"http://127.0.0.1:{self.server_port}",
+        )
         self.faults: list[Fault] = []  # the first that fits is taken
         self.stopped = threading.Event()
 

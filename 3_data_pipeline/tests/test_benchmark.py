@@ -12,13 +12,26 @@ from src.errors import UserError
 from tests.stores import SETTINGS, build_small
 
 DEFAULTS = {"dataset": "dummydataset.SlowDataset", "dataset_args": {"load_time": 0.001}}
-DEFAULTS |= {"batch_size": 4, "num_workers": 0, "prefetch_factor": 2, "persistent_workers": True}
-DEFAULTS |= {"pin_memory": False, "train_step_time": 0.01, "delay": 0, "warmup": 1, "batches": 5}
+DEFAULTS |= {
+    "batch_size": 4,
+    "num_workers": 0,
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+}
+DEFAULTS |= {
+    "pin_memory": False,
+    "train_step_time": 0.01,
+    "delay": 0,
+    "warmup": 1,
+    "batches": 5,
+}
 
 
 def write(path, configurations: dict) -> str:
     path.write_text(
-        yaml.safe_dump({"defaults": DEFAULTS, "configurations": configurations}, sort_keys=False)
+        yaml.safe_dump(
+            {"defaults": DEFAULTS, "configurations": configurations}, sort_keys=False
+        )
     )
     return str(path)
 
@@ -29,7 +42,10 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     nbclient = pytest.importorskip("nbclient", reason="uv sync --group notebook")
     nbformat = pytest.importorskip("nbformat", reason="uv sync --group notebook")
     monkeypatch.setattr(benchmark, "CHAPTER", tmp_path)
-    file, good = tmp_path / "ladder.yaml", {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}}
+    file, good = (
+        tmp_path / "ladder.yaml",
+        {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}},
+    )
     write(file, {"broken": {"dataset": "no_module.Dataset"}} | good)
     benchmark.main(str(file), repeats=1)
     log = tmp_path / "benchmark_logs" / "ladder.jsonl"
@@ -55,7 +71,9 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
 
     notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
     monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
-    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     outputs = [
         kind
         for cell in notebook.cells
@@ -71,7 +89,9 @@ def test_files_that_cannot_be_measured(tmp_path):
     with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
         benchmark.main(write(tmp_path / "a.yaml", {"faster": {"workers": 2}}))
     with pytest.raises(UserError, match="none of its configurations could be measured"):
-        benchmark.main(write(tmp_path / "b.yaml", {"broken": {"dataset": "nothing"}}), repeats=1)
+        benchmark.main(
+            write(tmp_path / "b.yaml", {"broken": {"dataset": "nothing"}}), repeats=1
+        )
 
 
 def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):

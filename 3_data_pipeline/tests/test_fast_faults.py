@@ -37,7 +37,9 @@ def proxy(monkeypatch):
 def test_what_may_pass_is_tried_again(proxy, kind):
     """Broken by: no TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS (a silent request waits for ever)."""
     expected = FastDataset("train", **SETTINGS)[0][0]
-    dataset = FastDataset("train", **SETTINGS)  # the statistics are read by chapter 2's reader
+    dataset = FastDataset(
+        "train", **SETTINGS
+    )  # the statistics are read by chapter 2's reader
     proxy.faults = [Fault(kind, times=2, path="/c/")]
     assert dataset[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
     assert proxy.faults[0].times == 0
@@ -72,7 +74,9 @@ def test_stores_that_it_cannot_read(tmp_path, key):
     salinity = metadata["consolidated_metadata"]["metadata"]["salinity"]
     salinity["attributes"][key] = 0.1
     file.write_text(json.dumps(metadata))
-    with pytest.raises(UserError, match="salinity is stored in another form; use CloudDataset"):
+    with pytest.raises(
+        UserError, match="salinity is stored in another form; use CloudDataset"
+    ):
         FastDataset("train", **(SETTINGS | {"url": url}))
     with pytest.raises(UserError, match="there is no Zarr store"):
         FastDataset("train", **SETTINGS | {"url": str(tmp_path)}, packed=True)
@@ -89,8 +93,13 @@ def test_a_stream_reads_each_chunk_once(proxy):
     proxy.faults = [Fault("", times=10_000, path="/c/")]  # counts, and does nothing
     for _ in Loaders(lambda _: dataset, batch_size=4).train_loader(lambda: 0):
         pass
-    assert 10_000 - proxy.faults[0].times == 8 * 2 * 4  # chunks of months, latitudes, longitudes
-    months = [{dataset.slices(index)[0].start // 2 for index in order[rank::2]} for rank in (0, 1)]
+    assert (
+        10_000 - proxy.faults[0].times == 8 * 2 * 4
+    )  # chunks of months, latitudes, longitudes
+    months = [
+        {dataset.slices(index)[0].start // 2 for index in order[rank::2]}
+        for rank in (0, 1)
+    ]
     assert not months[0] & months[1]
 
 
@@ -119,10 +128,14 @@ for ahead in (0, 2, 8):
 def test_memory_is_what_the_summary_says(tmp_path):
     """With batches of 62 MB. Broken by: read() instead of write() in FastDataset.prefetch."""
     url = str(tmp_path / "cube.zarr")
-    build(url, cube_fields((54, 180, 360), (12, 90, 180), seed=0), (12, 90, 180), (0, 30))
+    build(
+        url, cube_fields((54, 180, 360), (12, 90, 180), seed=0), (12, 90, 180), (0, 30)
+    )
     words = [sys.executable, "-c", MEMORY, url]
     output = subprocess.check_output(words, cwd=CHAPTER, text=True).splitlines()
-    stated = [float(line.split()[-2]) for line in output if "batches take up to" in line]
+    stated = [
+        float(line.split()[-2]) for line in output if "batches take up to" in line
+    ]
     measured = [line.split()[1:] for line in output if line.startswith("peak")]
     for most, (ahead, batch, grown) in zip(stated, measured, strict=True):
         assert float(batch) > 50

@@ -26,7 +26,9 @@ def _store():
 
 def batches(reader, step=0, number=0, loaders=Loaders, **settings) -> list:
     """What a loader gives from this step on."""
-    made = loaders(dataset=lambda split: reader(split, **SETTINGS, **settings), num_workers=number)
+    made = loaders(
+        dataset=lambda split: reader(split, **SETTINGS, **settings), num_workers=number
+    )
     return list(made.train_loader(lambda: step))
 
 
@@ -39,7 +41,9 @@ def test_batches_are_those_of_the_slow_reader(packed, number):
     """
     names = ["sea_surface_height", "current_speed"]
     expected = batches(CloudDataset, variables=names)
-    fast = batches(FastDataset, number=number, packed=packed, variables=names, batches_ahead=3)
+    fast = batches(
+        FastDataset, number=number, packed=packed, variables=names, batches_ahead=3
+    )
     assert_close(fast, expected, **SAME)
 
 
@@ -57,7 +61,9 @@ def test_two_ranks_read_the_batches_of_one():
     for (x, index), *parts in zip(
         batches(CloudDataset),
         *(
-            batches(FastDataset, loaders=lambda rank=rank, **s: RankLoaders(rank, 2, **s))
+            batches(
+                FastDataset, loaders=lambda rank=rank, **s: RankLoaders(rank, 2, **s)
+            )
             for rank in (0, 1)
         ),
         strict=True,
@@ -75,7 +81,9 @@ def test_an_epoch_goes_on_in_its_middle():
     assert len(loaders.train_set.requested) == 2  # these are under way
     assert_close(list(loaders.train_loader(lambda: 4)), expected[4:], **SAME)
     assert not loaders.train_set.requested
-    assert len(list(TimedLoader(loaders.train_set, 1, batch_sampler=[[0]]))) == 1  # of one batch
+    assert (
+        len(list(TimedLoader(loaders.train_set, 1, batch_sampler=[[0]]))) == 1
+    )  # of one batch
 
 
 @pytest.mark.slow
@@ -84,7 +92,9 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
     memory = train(monkeypatch, tmp_path / "memory", MEMORY, script=lightning_train)
     fast = train(monkeypatch, tmp_path / "fast", MEMORY, FAST, script=lightning_train)
     assert rows(memory) == rows(fast)
-    assert_close(*(saved(run, "last.ckpt")["state_dict"] for run in (memory, fast)), **SAME)
+    assert_close(
+        *(saved(run, "last.ckpt")["state_dict"] for run in (memory, fast)), **SAME
+    )
     assert (memory / "summary.json").read_text() == (fast / "summary.json").read_text()
     output = capsys.readouterr().out
     assert "loader    a window of 25 kB takes" in output
@@ -95,7 +105,9 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
     assert process.returncode == 0, output
     for a, b in zip(rows(memory), rows(tmp_path / "run_1"), strict=True):
         if a["train_loss"] and int(a["step"]) <= 50:
-            assert float(b["train_loss"]) == pytest.approx(float(a["train_loss"]), rel=1e-5)
+            assert float(b["train_loss"]) == pytest.approx(
+                float(a["train_loss"]), rel=1e-5
+            )
 
 
 def test_the_limiting_stage_is_named():

@@ -34,7 +34,9 @@ def make_optimizer(
     # jsonargparse's types.
     lr, beta1, beta2, decay = map(float, (lr, *betas, weight_decay))
     groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr, (beta1, beta2), weight_decay=decay, fused=fused)
+    optimizer = torch.optim.AdamW(
+        groups, lr, (beta1, beta2), weight_decay=decay, fused=fused
+    )
     warmup_steps = round(warmup_fraction * total_steps)
 
     # The factor is a function of the step alone, so a resumed run needs no more than that.

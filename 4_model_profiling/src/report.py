@@ -11,7 +11,9 @@ from src.evaluation import evaluate, make_baselines, to_scores
 from src.tracking import Tracker
 
 
-def report(model: nn.Module, dataset: FieldDataset, tracker: Tracker, step: int) -> None:
+def report(
+    model: nn.Module, dataset: FieldDataset, tracker: Tracker, step: int
+) -> None:
     """Score the model and the baselines in physical units; print, write and draw the scores."""
     sums = evaluate(model, DataLoader(dataset, batch_size=32), make_baselines(dataset))
     scores = {name: to_scores(sums[name], dataset) for name in sums}
@@ -24,7 +26,9 @@ def report(model: nn.Module, dataset: FieldDataset, tracker: Tracker, step: int)
     tracker.run.summary.update(scores)
     draw(model, dataset, tracker, step, scores)
     folder = os.path.relpath(tracker.folder)
-    print(f"look at {folder}: curves.png, reconstructions.png, metrics.csv, summary.json")
+    print(
+        f"look at {folder}: curves.png, reconstructions.png, metrics.csv, summary.json"
+    )
 
 
 def draw(

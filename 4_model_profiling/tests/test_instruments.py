@@ -25,7 +25,10 @@ def test_the_benchmark_times_any_module(monkeypatch, tmp_path):
     folder = tmp_path / "results"
     call(monkeypatch, *OWN, f"--save-dir={folder}", script=timing_benchmark)
     with (folder / "timing_results.csv").open() as file:
-        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        rows = [
+            {key: float(value) for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
     assert [row["epoch"] for row in rows] == [0] * 12 + [1] * 12
     for row in rows:
         assert sum(row[part] for part in timing_benchmark.COLORS) == pytest.approx(
@@ -35,8 +38,15 @@ def test_the_benchmark_times_any_module(monkeypatch, tmp_path):
         assert min(row["forward"], row["backward"], row["data"]) > 0
     summary = yaml.safe_load((folder / "timing_summary.yaml").read_text())
     assert summary["batches"] == 24 - timing_benchmark.WARMUP
-    assert yaml.safe_load((folder / "benchmark_config.yaml").read_text())["model"]["width"] == 16
-    pictures = {"batch_time_breakdown.png", "total_batch_time.png", "time_distribution_pie.png"}
+    assert (
+        yaml.safe_load((folder / "benchmark_config.yaml").read_text())["model"]["width"]
+        == 16
+    )
+    pictures = {
+        "batch_time_breakdown.png",
+        "total_batch_time.png",
+        "time_distribution_pie.png",
+    }
     assert pictures == {path.name for path in folder.glob("*.png")}
     with pytest.raises(UserError, match="is in use"):
         call(monkeypatch, *OWN, f"--save-dir={folder}", script=timing_benchmark)
@@ -51,7 +61,9 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
     report = (folder / "fit-simple_profiler_output.txt").read_text()
     assert report.count("Profiler Report") == 1
     assert "run_training_batch" in report
-    assert "own_training.py" in (folder / "fit-advanced_profiler_output.txt").read_text()
+    assert (
+        "own_training.py" in (folder / "fit-advanced_profiler_output.txt").read_text()
+    )
     assert "aten::addmm" in (folder / "fit-pytorch_profiler_output.txt").read_text()
     assert len(list(folder.glob("*.pt.trace.json"))) == 1
 
@@ -62,7 +74,9 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
     data = ["--data.dataset=DummyDataset", "--data.dataset.num_samples=128"]
     call(monkeypatch, *data, *sizes, "--device=cpu", script=count_step)
     lines = capsys.readouterr().out.splitlines()
-    flops = {line.split()[-3]: line.split()[-2] for line in lines if line.endswith("GFLOP")}
+    flops = {
+        line.split()[-3]: line.split()[-2] for line in lines if line.endswith("GFLOP")
+    }
     assert float(flops["counted"]) == pytest.approx(float(flops["formula"]), rel=0.01)
     call(monkeypatch, *OWN, "--data.num_samples=320", script=count_step)
     assert capsys.readouterr().out.count("bound by") == 1
@@ -80,7 +94,13 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):
     with pytest.raises(UserError, match=message):
-        call(monkeypatch, *OWN, *options, f"--save-dir={tmp_path}/new", script=timing_benchmark)
+        call(
+            monkeypatch,
+            *OWN,
+            *options,
+            f"--save-dir={tmp_path}/new",
+            script=timing_benchmark,
+        )
     assert not (tmp_path / "new").exists()
 
 

@@ -18,7 +18,9 @@ OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
 
 
 def curve(folder):
-    return torch.tensor([float(row["train_loss"]) for row in rows(folder) if row["train_loss"]])
+    return torch.tensor(
+        [float(row["train_loss"]) for row in rows(folder) if row["train_loss"]]
+    )
 
 
 def test_a_step_waits_for_nothing(monkeypatch, tmp_path):
@@ -27,7 +29,9 @@ def test_a_step_waits_for_nothing(monkeypatch, tmp_path):
     looks = "--trainer.log_every_n_steps=4"
     raw = train(monkeypatch, tmp_path / "raw", looks)
     with Waits() as waits:
-        folder = train(monkeypatch, tmp_path / "lightning", looks, script=lightning_train)
+        folder = train(
+            monkeypatch, tmp_path / "lightning", looks, script=lightning_train
+        )
     assert rows(folder) == rows(raw)
     assert waits.between_looks(4) == []
     assert len(waits.places) > 10  # it does see those at the looks
@@ -55,7 +59,9 @@ def test_nothing_broken_is_saved(monkeypatch, tmp_path, every):
     settings = ["--optimizer.lr=1e30", f"--trainer.checkpoint_every_n_steps={every}"]
     looks = "--trainer.log_every_n_steps=3"
     last = f"{tmp_path}/run_1/checkpoints/last.ckpt" if every else "none yet"
-    with pytest.raises(UserError, match=rf"step \d+: the gradient .*checkpoint: {last}"):
+    with pytest.raises(
+        UserError, match=rf"step \d+: the gradient .*checkpoint: {last}"
+    ):
         train(monkeypatch, tmp_path, *settings, looks, script=lightning_train)
     assert not any("nan" in row.values() for row in rows(tmp_path / "run_1"))
     if every:
@@ -70,15 +76,25 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
     Broken by: the count of a part; Lightning's own question to the ranks; no all_reduce (it hangs).
     """
     settings = [OCEAN, "--trainer.max_epochs=1"]
-    whole = curve(train(monkeypatch, tmp_path / "whole", *settings, script=lightning_train))
+    whole = curve(
+        train(monkeypatch, tmp_path / "whole", *settings, script=lightning_train)
+    )
     parts = [*settings, "--model.micro_batches=3"]
-    three = curve(train(monkeypatch, tmp_path / "three", *parts, script=lightning_train))
+    three = curve(
+        train(monkeypatch, tmp_path / "three", *parts, script=lightning_train)
+    )
     torch.testing.assert_close(three, whole, rtol=1e-5, atol=0)
-    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.log_every_n_steps=3"]
+    ranks = [
+        "--trainer.devices=2",
+        "--trainer.strategy=ddp",
+        "--trainer.log_every_n_steps=3",
+    ]
     process = start(tmp_path, *parts, *ranks, command=["-m", "tests.waits"])
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 30, output  # the step after which they stopped
-    torch.testing.assert_close(curve(tmp_path / "run_1"), whole[2:30:3], rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        curve(tmp_path / "run_1"), whole[2:30:3], rtol=1e-5, atol=0
+    )
     assert saved(tmp_path / "run_1", "last.ckpt")["global_step"] == 30
 
 
@@ -86,10 +102,16 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
 def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
     """Over 50 steps, compiled too. Broken by: another seed of masks_one_by_one; half its ratio."""
     data = ["--data.dataset=OceanDataset", "--data.dataset.train_stride=[3,2,20]"]
-    sizes = ["--data.batch_size=8", "--model.embed_dim=16", "--model.decoder_embed_dim=16"]
+    sizes = [
+        "--data.batch_size=8",
+        "--model.embed_dim=16",
+        "--model.decoder_embed_dim=16",
+    ]
     options = ["--repeats=1", "--device=cpu", f"--save-dir={tmp_path}/ladder"]
     first, *others = step_ladder.RUNGS.items()
-    rungs = dict([first, ("the others", [word for _, words in others for word in words])])
+    rungs = dict(
+        [first, ("the others", [word for _, words in others for word in words])]
+    )
     monkeypatch.setattr(step_ladder, "RUNGS", rungs)
     monkeypatch.setattr(step_ladder, "VARIANTS", {})
     call(monkeypatch, *options, *data, *sizes, script=step_ladder)

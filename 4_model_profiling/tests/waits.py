@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Waits(TorchDispatchMode):
     """Records item(), float(), bool() and int() of all tensors, and after which step they came."""
 
-    def __init__(self, signal_after=-1):  # rank 1 sends itself a SIGTERM after this step
+    def __init__(
+        self, signal_after=-1
+    ):  # rank 1 sends itself a SIGTERM after this step
         super().__init__()
         self.places, self.trainer, self.signal_after = [], None, signal_after
 
@@ -37,7 +39,11 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten._local_scalar_dense.default and self.trainer:
             frames = traceback.extract_stack()[:-1]
-            asking = [f for f in frames if "/torch/" not in f.filename or "optim/" in f.filename]
+            asking = [
+                f
+                for f in frames
+                if "/torch/" not in f.filename or "optim/" in f.filename
+            ]
             place = f"{asking[-1].filename} {asking[-1].line}"
             # On the host already: the optimiser's number of steps, and the ranks' answer.
             if "torch/optim/" not in place and "int(number)" not in place:
@@ -49,7 +55,9 @@ class Waits(TorchDispatchMode):
         epoch = self.trainer.num_training_batches
         steps = {step for step, _ in self.places if step % every and step % epoch}
         # The step that is counted at its end has its look before that.
-        return [place for step, place in self.places if step in steps and (step + 1) % every]
+        return [
+            place for step, place in self.places if step in steps and (step + 1) % every
+        ]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,11 @@ PATIENCE, PATIENCE_ON_ERROR = 600.0, 15.0
 
 def storage_path(configured: str | None, filesystem: str = "s3") -> str:
     """The configured path, else CLOUD_STORAGE_PATH, else the embedded server; empty for none."""
-    path = configured or os.environ.get("CLOUD_STORAGE_PATH") or f"s3://{BUCKET}/checkpoints"
+    path = (
+        configured
+        or os.environ.get("CLOUD_STORAGE_PATH")
+        or f"s3://{BUCKET}/checkpoints"
+    )
     if path == "none":
         return ""
     return (path if "://" in path else f"{filesystem}://{path}").rstrip("/")
@@ -39,7 +43,9 @@ class Uploader(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.run_folder = folder, run
         self.waiting: dict[str, Path] = {}  # the newest file of each name
-        self.uploaded: dict[str, int] = {}  # step of the newest uploaded file of each name
+        self.uploaded: dict[
+            str, int
+        ] = {}  # step of the newest uploaded file of each name
         self.is_busy, self.error = False, ""
         self.changed = threading.Condition()
 
@@ -78,7 +84,9 @@ class Uploader(threading.Thread):
 
     def flush(self, seconds: float) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: not self.waiting and not self.is_busy, seconds)
+            self.changed.wait_for(
+                lambda: not self.waiting and not self.is_busy, seconds
+            )
 
 
 class CloudUploadCallback(Callback):
@@ -108,12 +116,23 @@ class CloudUploadCallback(Callback):
         upload_every_n_steps: NonNegativeInt = 0,
         run_name: str | None = None,
     ) -> None:
-        self.path, self.local_dir = storage_path(cloud_storage_path, filesystem), local_dir
-        self.is_path_given = bool(cloud_storage_path or os.environ.get("CLOUD_STORAGE_PATH"))
-        self.interval, self.every, self.run_name = upload_interval, upload_every_n_steps, run_name
+        self.path, self.local_dir = (
+            storage_path(cloud_storage_path, filesystem),
+            local_dir,
+        )
+        self.is_path_given = bool(
+            cloud_storage_path or os.environ.get("CLOUD_STORAGE_PATH")
+        )
+        self.interval, self.every, self.run_name = (
+            upload_interval,
+            upload_every_n_steps,
+            run_name,
+        )
         self.during_training, self.on_end = upload_during_training, upload_on_fit_end
         self.uploader: Any = None  # on rank 0
-        self.offered: dict[str, int] = {}  # when each file was written, at its last offer
+        self.offered: dict[
+            str, int
+        ] = {}  # when each file was written, at its last offer
 
     # In each checkpoint, so that a run goes on uploading to the same folder, also where its name or
     # the variable of its path is not given again.
@@ -137,18 +156,29 @@ class CloudUploadCallback(Callback):
     def open(self, run: Path) -> None:
         # With a random suffix: run_1 of another machine must not share the folder.
         self.run_name = self.run_name or f"{run.name}-{secrets.token_hex(4)}"
-        self.checkpoints = Path(self.local_dir) if self.local_dir else run / "checkpoints"
-        shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)  # of a killed process
+        self.checkpoints = (
+            Path(self.local_dir) if self.local_dir else run / "checkpoints"
+        )
+        shutil.rmtree(
+            self.checkpoints / ".uploads", ignore_errors=True
+        )  # of a killed process
         folder = CloudFolder(f"{self.path}/{self.run_name}")
         folder.probe()  # a missing right is found now, and not after an hour
-        note = " (a server on this disk, so no backup)" if f"//{BUCKET}/" in folder.url else ""
+        note = (
+            " (a server on this disk, so no backup)"
+            if f"//{BUCKET}/" in folder.url
+            else ""
+        )
         print(f"cloud     {folder.url}{note}", flush=True)
         self.uploader = Uploader(folder, run)
         self.uploader.start()
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
         # Not in on_train_batch_end: ModelCheckpoint writes after all other callbacks.
-        epochs, steps = trainer.current_epoch - self.epoch, trainer.global_step - self.step
+        epochs, steps = (
+            trainer.current_epoch - self.epoch,
+            trainer.global_step - self.step,
+        )
         is_due = epochs >= self.interval or 0 < self.every <= steps
         if self.uploader and self.during_training and is_due:
             self.offer_new()
@@ -157,8 +187,13 @@ class CloudUploadCallback(Callback):
     def offer_new(self) -> None:
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             written = path.stat().st_mtime_ns
-            if not path.stem.endswith(".previous") and self.offered.get(path.name) != written:
-                with suppress(OSError):  # no room for the copy: again at the next upload
+            if (
+                not path.stem.endswith(".previous")
+                and self.offered.get(path.name) != written
+            ):
+                with suppress(
+                    OSError
+                ):  # no room for the copy: again at the next upload
                     self.uploader.offer(path)
                     self.offered[path.name] = written
 
@@ -166,8 +201,12 @@ class CloudUploadCallback(Callback):
         if missing := self.finish(PATIENCE):
             raise UserError(f"not in the cloud: {', '.join(missing)}")
 
-    def on_exception(self, trainer: L.Trainer, module: object, error: BaseException) -> None:
-        if isinstance(error, SystemExit) and error.code == 0:  # max_steps: a complete training
+    def on_exception(
+        self, trainer: L.Trainer, module: object, error: BaseException
+    ) -> None:
+        if (
+            isinstance(error, SystemExit) and error.code == 0
+        ):  # max_steps: a complete training
             self.on_fit_end()
         else:
             self.finish(PATIENCE_ON_ERROR)
@@ -187,6 +226,10 @@ class CloudUploadCallback(Callback):
             step = read_step(self.checkpoints / name)
             is_uploaded = uploader.uploaded.get(name, -1) == step
             missing += [name] if self.on_end and not is_uploaded else []
-            state = "uploaded" if is_uploaded else f"NOT UPLOADED ({uploader.error or 'too slow'})"
+            state = (
+                "uploaded"
+                if is_uploaded
+                else f"NOT UPLOADED ({uploader.error or 'too slow'})"
+            )
             print(f"cloud     {name} of step {step}: {state}", flush=True)
         return missing

@@ -33,7 +33,9 @@ def newest_intact(folder: Path) -> tuple[Path | None, int]:
     """The checkpoint with the most steps among those that are whole, and its step."""
     newest, newest_step = None, 0
     # Sorted, so that of two files with the same step last.ckpt is taken, and not best.ckpt.
-    for path in sorted(folder.glob("*.ckpt"), key=lambda path: ("last" in path.name, path.name)):
+    for path in sorted(
+        folder.glob("*.ckpt"), key=lambda path: ("last" in path.name, path.name)
+    ):
         step = read_step(path)
         if step is None:
             print(f"resume    {path.name} is damaged, and is set aside", flush=True)
@@ -54,16 +56,23 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
     try:
         if path.exists():
             add_name(path, previous)
-        save_atomic(state, path)  # another name, fsync, rename: a whole file exists at every moment
+        save_atomic(
+            state, path
+        )  # another name, fsync, rename: a whole file exists at every moment
         if previous.exists():
             previous.replace(path.with_name(f"{path.stem}.previous.ckpt"))
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
-        for leftover in (path.with_name(f"{path.name}.tmp"), previous):  # they may fill the disk
+        for leftover in (
+            path.with_name(f"{path.name}.tmp"),
+            previous,
+        ):  # they may fill the disk
             leftover.unlink(missing_ok=True)
         # On a full disk torch.save's clean-up fails, too, and hides the cause: the context.
         reason = str(error.__context__ or error).splitlines()[0]
-        raise UserError(f"cannot write {path}: {reason}; its last version is intact") from error
+        raise UserError(
+            f"cannot write {path}: {reason}; its last version is intact"
+        ) from error
 
 
 # A second name for a file: it costs no copy, and stays when ``path`` is replaced.
@@ -88,7 +97,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
     # Lightning stages in TMPDIR and moves: where that is another filesystem, a crash while moving
     # destroys the last checkpoint. https://github.com/Lightning-AI/pytorch-lightning/issues/21253
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
+    ) -> None:
         save_durably(checkpoint, Path(path))
 
     # Raises UserError if the file is damaged.
@@ -108,6 +119,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
 # A callback's state, in which paths begin with ``folder`` in place of ``old_folder``.
 def move_paths(state: Any, old_folder: str, folder: str) -> Any:
     if isinstance(state, dict):
-        moved = [[move_paths(part, old_folder, folder) for part in item] for item in state.items()]
+        moved = [
+            [move_paths(part, old_folder, folder) for part in item]
+            for item in state.items()
+        ]
         return dict(moved)
     return state.replace(old_folder, folder) if isinstance(state, str) else state

@@ -33,9 +33,13 @@ class CloudFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.fs, self.path = file_system(url, asynchronous=False, read_timeout=READ_TIMEOUT)
+        self.fs, self.path = file_system(
+            url, asynchronous=False, read_timeout=READ_TIMEOUT
+        )
 
-    def request(self, method: str, *arguments: Any, seconds: float = TIMEOUT, size: int = 0) -> Any:
+    def request(
+        self, method: str, *arguments: Any, seconds: float = TIMEOUT, size: int = 0
+    ) -> Any:
         """Call an asynchronous method of the filesystem, which retries by itself."""
         # A limit for an answer is not enough: a transfer of which a byte arrives now and then would
         # never end.
@@ -80,7 +84,9 @@ class CloudFolder:
     def read(self, name: str, seconds: float = TIMEOUT) -> str:
         """A small object; empty if there is none."""
         with suppress(FileNotFoundError):
-            return self.request("_cat_file", f"{self.path}/{name}", seconds=seconds).decode()
+            return self.request(
+                "_cat_file", f"{self.path}/{name}", seconds=seconds
+            ).decode()
         return ""
 
     def delete(self, name: str) -> None:
@@ -130,7 +136,9 @@ def upload_checkpoint(folder: CloudFolder, run: Path, path: Path, name: str) -> 
 def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
     """Download the newest intact checkpoint of each name that has more steps than the disk."""
     downloaded = set[str]()
-    listed = folder.checkpoints(seconds=7)  # little patience: a wrong address is found soon
+    listed = folder.checkpoints(
+        seconds=7
+    )  # little patience: a wrong address is found soon
     entries = [entry for entry in listed if entry["step"] > step]
     # These first: once a checkpoint has its name, the next start takes the disk for complete.
     for filename in ("config.yaml", "metrics.csv") if entries else ():
@@ -151,13 +159,17 @@ def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
         raise UserError(f"{folder.url} has no checkpoint that is intact")
 
 
-def find_run(run: Path, policy: Literal["auto", "must", "never"], cloud: str) -> Path | None:
+def find_run(
+    run: Path, policy: Literal["auto", "must", "never"], cloud: str
+) -> Path | None:
     """The checkpoint that a run goes on from, downloaded if need be; None if the run begins."""
     # `run` is its folder, with the same name in the cloud; `cloud` the folder of all runs there,
     # empty for none. The policy auto goes on if there is a checkpoint, must demands one, never
     # refuses one.
     run.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(run.parent / f".{run.name}.lock"):  # one process of a machine downloads
+    with FileLock(
+        run.parent / f".{run.name}.lock"
+    ):  # one process of a machine downloads
         checkpoint, step = newest_intact(run / "checkpoints")
         try:
             if cloud:
@@ -169,9 +181,15 @@ def find_run(run: Path, policy: Literal["auto", "must", "never"], cloud: str) ->
         # Again: what was downloaded is newer, and is checked like any other file.
         checkpoint, step = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
-        raise UserError(f"{run} has no checkpoint that is intact; move it away to begin again")
+        raise UserError(
+            f"{run} has no checkpoint that is intact; move it away to begin again"
+        )
     if policy == "must" and not checkpoint:
-        raise UserError(f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)")
+        raise UserError(
+            f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)"
+        )
     if policy == "never" and checkpoint:
-        raise UserError(f"{run.name} has a checkpoint of step {step} (resume_policy: never)")
+        raise UserError(
+            f"{run.name} has a checkpoint of step {step} (resume_policy: never)"
+        )
     return checkpoint

@@ -4,7 +4,12 @@ import math
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+)
 
 Schedule = Literal["cosine", "constant", "step", "restarts"]
 
@@ -40,7 +45,9 @@ def make_optimizer(
     # jsonargparse's types.
     lr, beta1, beta2, decay = map(float, (lr, *betas, weight_decay))
     groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr, (beta1, beta2), weight_decay=decay, fused=fused)
+    optimizer = torch.optim.AdamW(
+        groups, lr, (beta1, beta2), weight_decay=decay, fused=fused
+    )
     warmup_steps = round(warmup_fraction * total_steps)
 
     period_steps = max(1, math.ceil((total_steps - warmup_steps) / periods))

@@ -32,8 +32,13 @@ def end_in_time(pipe: int) -> None:
     while os.read(pipe, 1)[0] != signal.SIGTERM:
         pass
     time.sleep(PATIENCE)
-    for worker in multiprocessing.active_children():  # one that waits for data would stay
+    for (
+        worker
+    ) in multiprocessing.active_children():  # one that waits for data would stay
         worker.kill()
     with suppress(OSError):  # stdout is closed
-        print("ended inside of a step or an upload; the last checkpoint counts", flush=True)
+        print(
+            "ended inside of a step or an upload; the last checkpoint counts",
+            flush=True,
+        )
     os._exit(128 + signal.SIGTERM)  # without waiting for other threads

@@ -8,7 +8,9 @@ from torch.utils.data import DataLoader, TensorDataset
 class OwnModule(L.LightningModule):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.Linear(width, 1)
+        )
 
     def training_step(self, batch, batch_idx):
         return self.layers(batch[0]).square().mean()

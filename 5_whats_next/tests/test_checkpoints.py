@@ -18,7 +18,10 @@ from src.lightning_callbacks import StopAndSave
 from tests.runs import call, rows, train
 
 STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
-EVERY_STEP = ["--trainer.checkpoint_every_n_steps=1", "--trainer.cloud_storage_path=none"]
+EVERY_STEP = [
+    "--trainer.checkpoint_every_n_steps=1",
+    "--trainer.cloud_storage_path=none",
+]
 
 
 # Save in another process, which ends at its n-th operation on files; whether it got there.
@@ -60,7 +63,9 @@ def test_a_flipped_bit_or_a_missing_end_is_found(tmp_path):
     whole, rng = (tmp_path / "last.ckpt").read_bytes(), random.Random(0)
     for _ in range(50):
         content = bytearray(whole)
-        content[whole.index(STATE["weights"].numpy().tobytes()) + rng.randrange(400_000)] ^= 1
+        content[
+            whole.index(STATE["weights"].numpy().tobytes()) + rng.randrange(400_000)
+        ] ^= 1
         (tmp_path / "last.ckpt").write_bytes(content)
         assert read_step(tmp_path / "last.ckpt") is None
         (tmp_path / "last.ckpt").write_bytes(whole[: rng.randrange(len(whole))])
@@ -76,15 +81,21 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(UserError, match=f"cannot write .*{os.strerror(errno.EFBIG)}"):
+        with pytest.raises(
+            UserError, match=f"cannot write .*{os.strerror(errno.EFBIG)}"
+        ):
             save_durably(STATE | {"global_step": 3}, tmp_path / "last.ckpt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [read_step(path) for path in sorted(tmp_path.iterdir())] == [2, 1]
 
 
-@pytest.mark.filterwarnings("error:The dirpath has changed")  # the best score would be forgotten
-def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(monkeypatch, tmp_path, capsys):
+@pytest.mark.filterwarnings(
+    "error:The dirpath has changed"
+)  # the best score would be forgotten
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(
+    monkeypatch, tmp_path, capsys
+):
     """In a folder that was moved. Broken by: no move_paths; newest_intact by time."""
     whole = train(monkeypatch, tmp_path / "whole", *EVERY_STEP, script=lightning_train)
     settings = [*EVERY_STEP, "--trainer.max_steps=6"]

@@ -49,7 +49,9 @@ def step_in_the_cloud(folder, place):
     return newest_intact(place / "checkpoints")[1]
 
 
-def test_a_kill_at_each_request_of_an_upload_loses_nothing(folder, tmp_path, monkeypatch, capsys):
+def test_a_kill_at_each_request_of_an_upload_loses_nothing(
+    folder, tmp_path, monkeypatch, capsys
+):
     """Broken by: latest.json before the checkpoint; deletions before latest.json."""
     for last in (1, 2):
         upload(folder, tmp_path / "run", last)
@@ -66,7 +68,9 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(folder, tmp_path, mon
         if request.call_count < step - 2:  # it was not killed
             break
     assert last == step > 7
-    assert "skipped" not in capsys.readouterr().out  # the list has named whole objects only
+    assert (
+        "skipped" not in capsys.readouterr().out
+    )  # the list has named whole objects only
 
 
 # Of each kind of request. Broken by: no retries in store.py.
@@ -117,7 +121,11 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
-    every = ["checkpoint_every_n_steps=1", "upload_every_n_steps=1", f"output_dir={tmp_path}"]
+    every = [
+        "checkpoint_every_n_steps=1",
+        "upload_every_n_steps=1",
+        f"output_dir={tmp_path}",
+    ]
     name = [f"run_name={tmp_path.name}", f"cloud_storage_path={RUNS}"]
     options = [f"--trainer.{word}" for word in (*every, *name, *words)]
     call(monkeypatch, TINY, *options, model, script=lightning_train)
@@ -135,14 +143,18 @@ def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, cap
     monkeypatch.setenv("CLOUD_STORAGE_PATH", RUNS)
     for step in (5, 8):  # inside an epoch, and at its end
         with pytest.raises(SystemExit, match="0"):
-            training(monkeypatch, tmp_path, f"max_steps={step}", "cloud_storage_path=null")
+            training(
+                monkeypatch, tmp_path, f"max_steps={step}", "cloud_storage_path=null"
+            )
         shutil.rmtree(tmp_path / tmp_path.name)
     monkeypatch.delenv("CLOUD_STORAGE_PATH")
     words = [f"--resume={RUNS}/{tmp_path.name}", f"--trainer.output_dir={tmp_path}"]
     call(monkeypatch, *words, "--trainer.max_steps=-1", script=lightning_train)
     console = capsys.readouterr().out
     assert console.count(f"cloud     {RUNS}/") == 3
-    assert all(text in console for text in ("steps 5 to 12", "steps 8 to 12", "12: uploaded"))
+    assert all(
+        text in console for text in ("steps 5 to 12", "steps 8 to 12", "12: uploaded")
+    )
     assert rows(tmp_path / tmp_path.name) == whole
 
 
@@ -177,17 +189,27 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
     assert rows(folder) == [row for row in whole if int(row["step"]) <= step]
     assert newest_intact(folder / "checkpoints")[1] == step
     proxy.faults = []
-    training(monkeypatch, tmp_path)  # the same command again, also if nothing is left to train
+    training(
+        monkeypatch, tmp_path
+    )  # the same command again, also if nothing is left to train
     assert "last.ckpt of step 12: uploaded" in capsys.readouterr().out
 
 
 # With the blog's arguments. Broken by: no local_dir.
 def test_any_module_is_uploaded(folder, tmp_path, capsys):
     path = folder.url.removeprefix("s3://").removesuffix("/run")
-    settings = {"upload_interval": 2, "upload_during_training": True, "upload_on_fit_end": True}
-    upload = CloudUploadCallback(path, str(tmp_path), **settings, filesystem="s3", run_name="run")
+    settings = {
+        "upload_interval": 2,
+        "upload_during_training": True,
+        "upload_on_fit_end": True,
+    }
+    upload = CloudUploadCallback(
+        path, str(tmp_path), **settings, filesystem="s3", run_name="run"
+    )
     keeper = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="last")
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=False, callbacks=[upload, keeper])
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=3, logger=False, callbacks=[upload, keeper]
+    )
     trainer.fit(OwnModule(), OwnData())
     assert "last.ckpt of step 36: uploaded" in capsys.readouterr().out
     assert folder.checkpoints()[0]["step"] == 36
@@ -204,7 +226,9 @@ def test_bad_input(monkeypatch, tmp_path):
     ):
         with pytest.raises(UserError, match=expected):
             training(monkeypatch, tmp_path, "run_name=x", word)
-    with pytest.raises(UserError, match=r"has a checkpoint of step 3 \(resume_policy: never\)"):
+    with pytest.raises(
+        UserError, match=r"has a checkpoint of step 3 \(resume_policy: never\)"
+    ):
         training(monkeypatch, tmp_path, "resume_policy=never")
     with pytest.raises(UserError, match="model differs from that of"):
         training(monkeypatch, tmp_path, model="--model.depth=3")

@@ -29,7 +29,9 @@ def float16(monkeypatch):
 
 # Broken by: no unscale_ before the clipping of a fused optimiser.
 @pytest.mark.parametrize("fused", ["false", "true"])
-def test_gradients_are_clipped_without_their_scale(monkeypatch, tmp_path, fused, request):
+def test_gradients_are_clipped_without_their_scale(
+    monkeypatch, tmp_path, fused, request
+):
     norms, real = [], torch.nn.utils.clip_grad_norm_
     record = lambda *a: norms.append(real(*a)) or norms[-1]  # noqa: E731
     monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", record)
@@ -69,10 +71,18 @@ def test_schedules_are_torchs_after_a_warmup(kind):
 def test_precisions_and_schedules_are_compared(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
     call(monkeypatch, TINY, "--turns=1", script=compare_precision)
-    call(monkeypatch, TINY, "--seeds=2", "--trainer.max_epochs=8", script=compare_schedules)
+    call(
+        monkeypatch,
+        TINY,
+        "--seeds=2",
+        "--trainer.max_epochs=8",
+        script=compare_schedules,
+    )
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines}
-    assert {"32-true", "bf16-mixed", "cosine", "constant", "step", "restarts"} <= set(rows)
+    assert {"32-true", "bf16-mixed", "cosine", "constant", "step", "restarts"} <= set(
+        rows
+    )
     assert "1.00x" in rows["32-true"]
     assert rows["cosine"].endswith("+0.0000  +0.0000")
     pictures = {path.parent.name for path in tmp_path.glob("output/*/curves.png")}

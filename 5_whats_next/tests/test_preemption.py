@@ -21,16 +21,29 @@ IMPATIENT = "import lightning_train as t; from src import preemption as p; p.PAT
 @pytest.mark.parametrize("target", ["one", "rank 0", "rank 1", "group", "torchrun"])
 def test_sigterm(tmp_path, target):
     """Broken by: no reduce in StopAndSave; Lightning's own handler; no on_exception (cloud)."""
-    settings = [f"--trainer.run_name={tmp_path.name}", f"--trainer.cloud_storage_path={RUNS}"]
-    settings += ["--trainer.max_epochs=1000", f"--trainer.devices={1 if target == 'one' else 2}"]
+    settings = [
+        f"--trainer.run_name={tmp_path.name}",
+        f"--trainer.cloud_storage_path={RUNS}",
+    ]
+    settings += [
+        "--trainer.max_epochs=1000",
+        f"--trainer.devices={1 if target == 'one' else 2}",
+    ]
     command = [*TORCHRUN, "lightning_train.py"][0 if target == "torchrun" else -1 :]
-    process, folder = start(tmp_path, *settings, command=command), tmp_path / tmp_path.name
+    process, folder = (
+        start(tmp_path, *settings, command=command),
+        tmp_path / tmp_path.name,
+    )
     wait_for_step(process, folder, 10)
     if target == "group":
         os.killpg(process.pid, signal.SIGTERM)
     elif target == "rank 1":
-        children = psutil.Process(process.pid).children()  # the S3 server's keeper is one, too
-        next(p for p in children if p.cmdline()[1].endswith("lightning_train.py")).terminate()
+        children = psutil.Process(
+            process.pid
+        ).children()  # the S3 server's keeper is one, too
+        next(
+            p for p in children if p.cmdline()[1].endswith("lightning_train.py")
+        ).terminate()
     else:
         process.terminate()  # torchrun passes it on
     console, _ = process.communicate(timeout=60)
@@ -46,7 +59,10 @@ def test_sigterm(tmp_path, target):
 def test_sigterm_while_data_do_not_arrive(tmp_path):
     assert preemption.PATIENCE < 25
     dataset = ["--data.dataset=tests.stalled.StalledDataset", "--data.num_workers=2"]
-    process, folder = start(tmp_path, *dataset, command=["-c", IMPATIENT]), tmp_path / "run_1"
+    process, folder = (
+        start(tmp_path, *dataset, command=["-c", IMPATIENT]),
+        tmp_path / "run_1",
+    )
     wait_for_step(process, folder, 5)  # rows: four steps, and the epoch's validation
     process.terminate()
     console, _ = process.communicate(timeout=60)

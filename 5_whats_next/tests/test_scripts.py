@@ -67,22 +67,37 @@ def test_preflight(monkeypatch, capsys):
     connect()  # to start the server would take longer
     assert call(monkeypatch, TINY, "--price_per_hour=20", script=preflight) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["ok", name] for name in preflight.CHECKS]
-    wrong = ["--trainer.devices=3", "--trainer.precision=16-mixed", "--data.num_workers=2"]
+    assert [line.split()[:2] for line in lines] == [
+        ["ok", name] for name in preflight.CHECKS
+    ]
+    wrong = [
+        "--trainer.devices=3",
+        "--trainer.precision=16-mixed",
+        "--data.num_workers=2",
+    ]
     monkeypatch.setattr("shutil.disk_usage", lambda _: mock.Mock(free=1))
-    monkeypatch.setattr("src.data.pytorch_dataset.DummyDataset.__getitem__", lambda *_: (BAD, 0))
+    monkeypatch.setattr(
+        "src.data.pytorch_dataset.DummyDataset.__getitem__", lambda *_: (BAD, 0)
+    )
     with FaultyProxy(connect()["AWS_ENDPOINT_URL"]) as proxy:
         monkeypatch.setenv("EMBEDDED_S3_ENDPOINT", proxy.url)
         proxy.faults = [Fault("stall", 10_000)]
         assert call(monkeypatch, TINY, *wrong, script=preflight) == 1
-    failed = {line.split()[1] for line in capsys.readouterr().out.splitlines() if "FAIL" in line}
+    failed = {
+        line.split()[1]
+        for line in capsys.readouterr().out.splitlines()
+        if "FAIL" in line
+    }
     assert failed == {"precision", "batch", "sample", "memory", "step", "disk", "cloud"}
 
 
 def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
     """Broken by: the environment in config.yaml; a key in the address of an error."""
     server = connect()
-    planted = {"AWS_SECRET_ACCESS_KEY": "1planted" + "0" * 32, "WANDB_API_KEY": "2" * 40}
+    planted = {
+        "AWS_SECRET_ACCESS_KEY": "1planted" + "0" * 32,
+        "WANDB_API_KEY": "2" * 40,
+    }
     for name, secret in planted.items():
         monkeypatch.setenv(name, secret)
     runs = f"s3://embedded/{tmp_path.name}"
@@ -92,10 +107,25 @@ def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
     folder = CloudFolder(f"{runs}/run")
     monkeypatch.setattr("src.data.store.connect", lambda: server | planted)
     with pytest.raises(UserError, match=f"^{runs}/other: PermissionError") as caught:
-        call(monkeypatch, TINY, *words, "--trainer.run_name=other", script=lightning_train)
+        call(
+            monkeypatch,
+            TINY,
+            *words,
+            "--trainer.run_name=other",
+            script=lightning_train,
+        )
     texts = ["".join([str(caught.value), *capfd.readouterr()]).encode()]
     texts += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    texts += [folder.request("_cat_file", path) for path in folder.request("_find", folder.path)]
+    texts += [
+        folder.request("_cat_file", path)
+        for path in folder.request("_find", folder.path)
+    ]
     assert len(texts) > 15
-    secrets = [*planted.values(), server["AWS_SECRET_ACCESS_KEY"], server["AWS_ACCESS_KEY_ID"]]
-    assert not [secret for secret in secrets for text in texts if secret.encode() in text]
+    secrets = [
+        *planted.values(),
+        server["AWS_SECRET_ACCESS_KEY"],
+        server["AWS_ACCESS_KEY_ID"],
+    ]
+    assert not [
+        secret for secret in secrets for text in texts if secret.encode() in text
+    ]

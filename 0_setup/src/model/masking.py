@@ -21,7 +21,9 @@ class Mask(NamedTuple):
     """The split of every sample's patches into visible and hidden ones."""
 
     ids_keep: Tensor  # (B, K) patch numbers that go through the encoder
-    slot_is_visible: Tensor  # (B, K) False for a slot that only pads a sample with much land
+    slot_is_visible: (
+        Tensor  # (B, K) False for a slot that only pads a sample with much land
+    )
     ids_restore: Tensor  # (B, N) slot of each patch in the shuffled order
     hidden: Tensor  # (B, N) True where a patch is to be reconstructed
 
@@ -65,7 +67,9 @@ def random_mask(
     visible_count = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
     # non_blocking: an ordinary copy to a GPU waits until it is done.
-    num_visible = torch.tensor(visible_count).to(valid.device, non_blocking=True)[num_valid]
+    num_visible = torch.tensor(visible_count).to(valid.device, non_blocking=True)[
+        num_valid
+    ]
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
     # and no sample depends on its neighbours in the batch.
     num_keep = visible_count[num_tokens]

@@ -20,7 +20,10 @@ from src.errors import UserError
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 COUNTS = {"train": 10_000, "val": 512}  # of 50 000 and 10 000: enough for a check
-FILES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "val": ["test_batch"]}
+FILES = {
+    "train": [f"data_batch_{number}" for number in range(1, 6)],
+    "val": ["test_batch"],
+}
 
 
 class CIFAR10Dataset(FieldDataset):
@@ -61,13 +64,19 @@ def read_archive(archive: Path) -> dict[str, np.ndarray]:
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "md5").hexdigest()
     if digest != MD5:
-        raise UserError(f"{archive} is damaged or another file: MD5 {digest}, not {MD5}")
+        raise UserError(
+            f"{archive} is damaged or another file: MD5 {digest}, not {MD5}"
+        )
     images = {}
     with tarfile.open(archive) as tar:
         for split, names in FILES.items():
-            files = [tar.extractfile(f"cifar-10-batches-bin/{name}.bin") for name in names]
+            files = [
+                tar.extractfile(f"cifar-10-batches-bin/{name}.bin") for name in names
+            ]
             # A record is a label and then three colour planes of 32 by 32 bytes.
-            records = np.frombuffer(b"".join(file.read() for file in files if file), np.uint8)
+            records = np.frombuffer(
+                b"".join(file.read() for file in files if file), np.uint8
+            )
             images[split] = records.reshape(-1, 3073)[:, 1:].reshape(-1, 3, 32, 32)
     return images
 
@@ -75,7 +84,10 @@ def read_archive(archive: Path) -> dict[str, np.ndarray]:
 def download_file(url: str, target: Path) -> None:
     """Download to a temporary name, so that half a file never has the right one."""
     partial = target.with_name(f"{target.name}.part")
-    with urllib.request.urlopen(url, timeout=30) as response, partial.open("wb") as file:
+    with (
+        urllib.request.urlopen(url, timeout=30) as response,
+        partial.open("wb") as file,
+    ):
         size = int(response.headers["Content-Length"] or 0)
         with tqdm.wrapattr(file, "write", total=size, desc=target.name) as bar:
             shutil.copyfileobj(response, bar)

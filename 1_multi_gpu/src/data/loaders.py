@@ -66,9 +66,15 @@ class Loaders:
         self.train_set, self.val_set = dataset("train"), dataset("val")
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.steps_per_epoch = len(self.train_set) // batch_size
-        if not self.steps_per_epoch or not len(self.val_set):  # would train on nothing, silently
-            counts = f"{len(self.train_set)} to train and {len(self.val_set)} to validate"
-            raise UserError(f"data: {counts}, batch_size {batch_size}; see window, stride, months")
+        if not self.steps_per_epoch or not len(
+            self.val_set
+        ):  # would train on nothing, silently
+            counts = (
+                f"{len(self.train_set)} to train and {len(self.val_set)} to validate"
+            )
+            raise UserError(
+                f"data: {counts}, batch_size {batch_size}; see window, stride, months"
+            )
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""

@@ -18,7 +18,13 @@ class Decoder(nn.Module):
     positions: Tensor
 
     def __init__(
-        self, grid: Sequence[int], patch_dim: int, in_dim: int, dim: int, depth: int, num_heads: int
+        self,
+        grid: Sequence[int],
+        patch_dim: int,
+        in_dim: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
     ) -> None:
         super().__init__()
         self.embed = nn.Linear(in_dim, dim)
@@ -33,11 +39,17 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
         """From the visible ``tokens`` (B, K, D) to predicted values (B, N, P) of all patches."""
         # A slot that only pads may hold a hidden patch: without this, its values would leak.
-        visible = torch.where(mask.slot_is_visible[..., None], self.embed(tokens), self.mask_token)
+        visible = torch.where(
+            mask.slot_is_visible[..., None], self.embed(tokens), self.mask_token
+        )
         batch, num_tokens = mask.ids_restore.shape
         num_masked = num_tokens - visible.shape[1]
-        shuffled = torch.cat([visible, self.mask_token.expand(batch, num_masked, -1)], dim=1)
-        x = shuffled.gather(1, mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1]))
+        shuffled = torch.cat(
+            [visible, self.mask_token.expand(batch, num_masked, -1)], dim=1
+        )
+        x = shuffled.gather(
+            1, mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1])
+        )
         x = x + self.positions
         for block in self.blocks:
             x = block(x)

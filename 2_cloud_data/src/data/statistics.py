@@ -30,7 +30,9 @@ def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
     # One at a time: all variables at once would need gigabytes for dask's tasks.
     for name, values in fields.astype("float32").items():
         train = values.isel(time=slice(*train_months))
-        wide = train.astype("float64")  # as in memory: see statistics() in pytorch_dataset.py
+        wide = train.astype(
+            "float64"
+        )  # as in memory: see statistics() in pytorch_dataset.py
         monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
         lazy = {
             "mean": wide.mean(AXES).astype("float32"),
@@ -39,11 +41,15 @@ def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
             "has_values": values.notnull().any(("lat", "lon")),
         }
         with TqdmCallback(desc=f"statistics of {name}", unit="task", disable=None):
-            results.append(xr.Dataset(lazy).compute().reset_coords(drop=True).drop_vars("time"))
+            results.append(
+                xr.Dataset(lazy).compute().reset_coords(drop=True).drop_vars("time")
+            )
     result = xr.concat(results, "variable")
     std = result["std"].values
     if not (np.isfinite(std) & (std > 0)).all():
-        raise UserError(f"standard deviation {std} of {list(fields)}: there is nothing to learn")
+        raise UserError(
+            f"standard deviation {std} of {list(fields)}: there is nothing to learn"
+        )
     return result.assign_attrs(variables=list(fields))
 
 

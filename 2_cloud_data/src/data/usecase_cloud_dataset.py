@@ -71,7 +71,9 @@ class CloudDataset(WindowDataset):
         self.variables = [str(name) for name in fields]
         self.units = [fields[name].attrs.get("units", "1") for name in self.variables]
         self.mean, self.std = statistics["mean"].values, statistics["std"].values
-        self.time, self.lat, self.lon = (fields[axis].values for axis in ("time", "lat", "lon"))
+        self.time, self.lat, self.lon = (
+            fields[axis].values for axis in ("time", "lat", "lon")
+        )
         self.month = fields["time"].dt.month.values - 1
         check_months(len(self.time), window[0], train_months, val_months)
 
@@ -109,8 +111,13 @@ class CloudDataset(WindowDataset):
         """The sample's place; its longitudes may go on beyond the edge of the grid."""
         # Computed for each sample: a list of all places would take gigabytes for a large store.
         numbers = np.unravel_index(index, [len(steps) for steps in self.axis_starts])
-        starts = (axis[int(number)] for axis, number in zip(self.axis_starts, numbers, strict=True))
-        return tuple(slice(i, i + size) for i, size in zip(starts, self.window, strict=True))
+        starts = (
+            axis[int(number)]
+            for axis, number in zip(self.axis_starts, numbers, strict=True)
+        )
+        return tuple(
+            slice(i, i + size) for i, size in zip(starts, self.window, strict=True)
+        )
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.__getitems__([index])[0]
@@ -120,7 +127,9 @@ class CloudDataset(WindowDataset):
         windows = [self.lazy_window(index) for index in indices]
         if self.dask != "none":
             # A distributed.Client of this process has set the scheduler; then it takes the tasks.
-            windows = dask.compute(*windows, scheduler=dask.config.get("scheduler", self.dask))
+            windows = dask.compute(
+                *windows, scheduler=dask.config.get("scheduler", self.dask)
+            )
         samples = []
         for index, window in zip(indices, windows, strict=True):
             values = np.stack([np.concatenate(parts, axis=-1) for parts in window])

@@ -29,8 +29,14 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
     Dask arrays are computed chunk by chunk; a region is as many months as a chunk. Raises UserError
     if something else is at this place.
     """
-    fields = fields.transpose(*AXES).drop_encoding().drop_vars(set(fields.coords) - set(AXES))
-    chunks = {axis: min(c, fields.sizes[axis]) for axis, c in zip(AXES, chunk, strict=True)}
+    fields = (
+        fields.transpose(*AXES)
+        .drop_encoding()
+        .drop_vars(set(fields.coords) - set(AXES))
+    )
+    chunks = {
+        axis: min(c, fields.sizes[axis]) for axis, c in zip(AXES, chunk, strict=True)
+    }
     starts = range(0, fields.sizes["time"], chunks["time"])
     period = fields["time"].values[[0, -1]].astype(str)
     made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}, {fields.attrs}"
@@ -39,13 +45,21 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
     try:
         group = zarr.open_group(store, mode="r+")
     except FileNotFoundError:
-        settings = {"chunks": (*chunks.values(),), "dtype": "float32", "_FillValue": math.nan}
+        settings = {
+            "chunks": (*chunks.values(),),
+            "dtype": "float32",
+            "_FillValue": math.nan,
+        }
         encoding = dict.fromkeys(fields, settings)
-        fields.to_zarr(store, mode="w-", compute=False, encoding=encoding, zarr_format=3)
+        fields.to_zarr(
+            store, mode="w-", compute=False, encoding=encoding, zarr_format=3
+        )
         group = zarr.open_group(store, mode="r+")
         group.attrs.update(made_of=made_of, regions_left=len(starts))
     if group.attrs.get("made_of") != made_of:
-        raise UserError(f"{url}: something else is here; delete it, or choose another place")
+        raise UserError(
+            f"{url}: something else is here; delete it, or choose another place"
+        )
 
     left: Any = group.attrs["regions_left"]
     if left:
@@ -54,10 +68,14 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
         print(f"{url}: {size:.3f} GB before compression, {objects:,} objects")
     # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
-    for number in tqdm(range(len(starts) - left, len(starts)), url, unit="region", disable=None):
+    for number in tqdm(
+        range(len(starts) - left, len(starts)), url, unit="region", disable=None
+    ):
         region = slice(starts[number], starts[number] + chunks["time"])
         # Land, too: a chunk that is not there has to mean one that was lost.
-        values.isel(time=region).to_zarr(store, region={"time": region}, write_empty_chunks=True)
+        values.isel(time=region).to_zarr(
+            store, region={"time": region}, write_empty_chunks=True
+        )
         group.attrs["regions_left"] = len(starts) - number - 1
     add_statistics(url, train_months)
 
@@ -83,7 +101,9 @@ def add_statistics(
         fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
     fields = select(fields, variables, url)
     if not 0 <= train_months[0] < train_months[1] <= fields.sizes["time"]:
-        raise UserError(f"train_months {train_months}: {url} has {fields.sizes['time']} time steps")
+        raise UserError(
+            f"train_months {train_months}: {url} has {fields.sizes['time']} time steps"
+        )
     place = statistics_url(to or url, train_months)
     try:
         read_statistics(open_store(place), list(map(str, fields)))

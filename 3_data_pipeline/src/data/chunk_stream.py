@@ -23,7 +23,11 @@ class ChunkStream(FastDataset):
     # random order, and the windows of some blocks at a time are shuffled together. A batch takes
     # its windows in turn from several such streams.
     def __init__(
-        self, split: Split, held: PositiveInt = 2, streams: PositiveInt = 4, **settings: Any
+        self,
+        split: Split,
+        held: PositiveInt = 2,
+        streams: PositiveInt = 4,
+        **settings: Any,
     ) -> None:
         super().__init__(split, **settings)
         self.held, self.streams = held, streams
@@ -40,14 +44,26 @@ class ChunkStream(FastDataset):
         generator = np.random.default_rng([seed, epoch])
         # Samples are numbered month by month, and each month has equally many.
         windows_per_month = num_samples // len(self.axis_starts[0])
-        block = np.repeat(np.array(self.axis_starts[0]) // self.chunk[1], windows_per_month)
+        block = np.repeat(
+            np.array(self.axis_starts[0]) // self.chunk[1], windows_per_month
+        )
         blocks = generator.permutation(np.unique(block))
         streams = []
         for own in (blocks[number :: self.streams] for number in range(self.streams)):
-            groups = [own[first : first + self.held] for first in range(0, len(own), self.held)]
-            streams += [[generator.permutation(np.flatnonzero(np.isin(block, g))) for g in groups]]
+            groups = [
+                own[first : first + self.held]
+                for first in range(0, len(own), self.held)
+            ]
+            streams += [
+                [
+                    generator.permutation(np.flatnonzero(np.isin(block, g)))
+                    for g in groups
+                ]
+            ]
         # One window of each stream in turn; what is left of longer streams comes at the end.
         order = [np.concatenate(stream) for stream in streams if stream]
         shortest = min(map(len, order))
         turns = np.stack([stream[:shortest] for stream in order], axis=1).ravel()
-        return np.concatenate([turns, *(stream[shortest:] for stream in order)]).tolist()
+        return np.concatenate(
+            [turns, *(stream[shortest:] for stream in order)]
+        ).tolist()

@@ -23,7 +23,9 @@ def sum_over_ranks(numbers: Tensor) -> Tensor:
     if not dist.is_initialized():
         return numbers.detach()
     # NCCL adds on GPUs, gloo on CPUs. A copy, because all_reduce writes into its argument.
-    total = numbers.detach().to("cuda" if dist.get_backend() == "nccl" else "cpu", copy=True)
+    total = numbers.detach().to(
+        "cuda" if dist.get_backend() == "nccl" else "cpu", copy=True
+    )
     dist.all_reduce(total)
     return total.to(numbers.device)
 
@@ -40,7 +42,8 @@ class AutoencoderModule(L.LightningModule):
         self,
         optimizer: dict[str, Any] | None = None,  # arguments of make_optimizer
         seed: int = 0,  # of the training masks
-        sample_shape: list[int] | None = None,  # (V, T, H, W); None takes it from the data
+        sample_shape: list[int]
+        | None = None,  # (V, T, H, W); None takes it from the data
         **model: Any,  # further arguments of MaskedAutoencoder
     ) -> None:
         super().__init__()
@@ -52,10 +55,19 @@ class AutoencoderModule(L.LightningModule):
 
     # Builds the model, now that the data are loaded and have a shape.
     def configure_model(self) -> None:
-        if self.model is None:  # Lightning calls this before each of fit, validate, test
-            shape = self.hparams.sample_shape or self.trainer.datamodule.train_set.sample_shape
-            self.hparams.sample_shape = list(shape)  # load_from_checkpoint has no data to ask
-            self.model = MaskedAutoencoder(shape, seed=self.hparams.seed, **self.model_settings)
+        if (
+            self.model is None
+        ):  # Lightning calls this before each of fit, validate, test
+            shape = (
+                self.hparams.sample_shape
+                or self.trainer.datamodule.train_set.sample_shape
+            )
+            self.hparams.sample_shape = list(
+                shape
+            )  # load_from_checkpoint has no data to ask
+            self.model = MaskedAutoencoder(
+                shape, seed=self.hparams.seed, **self.model_settings
+            )
 
     # With strategy: ddp Lightning wraps this module in DistributedDataParallel, and calls this
     # through it. The backward pass that follows averages the gradients over the ranks.
@@ -67,7 +79,9 @@ class AutoencoderModule(L.LightningModule):
         # rank may have much land. DDP divides the sum of the gradients by the number of ranks,
         # which is taken back here.
         count = sum_over_ranks(output.valid_count).clamp(min=1)
-        self.log("train_loss", sum_over_ranks(output.squared_error) / count, prog_bar=True)
+        self.log(
+            "train_loss", sum_over_ranks(output.squared_error) / count, prog_bar=True
+        )
         return output.squared_error * self.trainer.world_size / count
 
     def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
@@ -77,22 +91,30 @@ class AutoencoderModule(L.LightningModule):
         limit = self.trainer.gradient_clip_val or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         if not torch.isfinite(norm):
-            raise UserError(f"step {self.global_step + 1}: gradient {norm}; lower optimizer.lr?")
+            raise UserError(
+                f"step {self.global_step + 1}: gradient {norm}; lower optimizer.lr?"
+            )
 
     def on_validation_epoch_start(self) -> None:
-        self.sums = torch.zeros(2, 1)  # error and count; the first batch makes it (2, V), float64
+        self.sums = torch.zeros(
+            2, 1
+        )  # error and count; the first batch makes it (2, V), float64
 
     # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, index = batch
         output = self.model(x, index)
         # To the CPU: Apple GPUs have no float64.
-        self.sums = self.sums + squared_error(output.prediction.cpu(), x.cpu(), output.hidden.cpu())
+        self.sums = self.sums + squared_error(
+            output.prediction.cpu(), x.cpu(), output.hidden.cpu()
+        )
 
     # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:  # its two batches may have no ocean
-            scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+            scores = to_scores(
+                sum_over_ranks(self.sums), self.trainer.datamodule.val_set
+            )
             # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
             self.log_dict(scores, sync_dist=True)
 
@@ -103,20 +125,35 @@ class AutoencoderModule(L.LightningModule):
         """Write the fields in physical units, hidden values predicted; one file for each batch."""
         x, index = batch
         output, dataset = self.model(x, index), self.trainer.datamodule.val_set
-        fields = torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
-        fields = fields * dataset.std[:, None, None, None] + dataset.mean[:, None, None, None]
+        fields = (
+            torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
+        )
+        fields = (
+            fields * dataset.std[:, None, None, None]
+            + dataset.mean[:, None, None, None]
+        )
         name = f"prediction_{self.global_rank}_{batch_idx}.npz"
         # Into the run's folder.
-        np.savez(Path(self.trainer.ckpt_path).parents[1] / name, index=index.cpu(), fields=fields)
+        np.savez(
+            Path(self.trainer.ckpt_path).parents[1] / name,
+            index=index.cpu(),
+            fields=fields,
+        )
         return index  # and not the fields: Lightning keeps what comes from here
 
     def configure_optimizers(self) -> Any:
         # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
         # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
         # As texts: a limit of 1.0 means all batches, and 1 a single one.
-        limits = f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
+        limits = (
+            f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
+        )
         if limits != "1 1.0":
-            raise UserError("trainer: our order of the samples needs an optimiser step per batch")
+            raise UserError(
+                "trainer: our order of the samples needs an optimiser step per batch"
+            )
         steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
-        optimizer, scheduler = make_optimizer(self.model, steps, **self.hparams.optimizer)
+        optimizer, scheduler = make_optimizer(
+            self.model, steps, **self.hparams.optimizer
+        )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]

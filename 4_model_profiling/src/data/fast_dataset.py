@@ -55,7 +55,9 @@ class FastDataset(CloudDataset):
         super().__init__(split, **settings)
         self.batches_ahead, self.concurrency = batches_ahead, concurrency
         self.cache_mb, self.packed = cache_mb, packed
-        self.requested: dict[tuple[int, ...], tuple[np.ndarray, list[ts.WriteFutures]]] = {}
+        self.requested: dict[
+            tuple[int, ...], tuple[np.ndarray, list[ts.WriteFutures]]
+        ] = {}
         self.opened: ts.TensorStore | None = None
         # Seconds of waiting for the store, and of decoding and copying, for a diagnosis. Of all
         # workers, which add without a lock: a lost update changes it by some milliseconds.
@@ -63,17 +65,29 @@ class FastDataset(CloudDataset):
         # xarray applies these when it reads, and TensorStore does not.
         for name in self.variables:
             encoding = self.lazy_fields[name].encoding
-            fills = [encoding.get(key, math.nan) for key in ("_FillValue", "missing_value")]
+            fills = [
+                encoding.get(key, math.nan) for key in ("_FillValue", "missing_value")
+            ]
             is_plain = encoding["dtype"] == np.float32 and all(map(math.isnan, fills))
             if encoding.keys() & {"scale_factor", "add_offset"} or not is_plain:
-                raise UserError(f"{self.url}: {name} is stored in another form; use CloudDataset")
-        self.arrays, self.variable_order = self.variables, list(range(len(self.variables)))
+                raise UserError(
+                    f"{self.url}: {name} is stored in another form; use CloudDataset"
+                )
+        self.arrays, self.variable_order = (
+            self.variables,
+            list(range(len(self.variables))),
+        )
         self.chunk = (1, *self.lazy_fields[self.variables[0]].encoding["chunks"])
         if packed:
             store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
             copy = open_fields(store, consolidated=True)
-            self.arrays, self.chunk = ["packed/fields"], copy["fields"].encoding["chunks"]
-            self.variable_order = [copy.attrs["variables"].index(name) for name in self.variables]
+            self.arrays, self.chunk = (
+                ["packed/fields"],
+                copy["fields"].encoding["chunks"],
+            )
+            self.variable_order = [
+                copy.attrs["variables"].index(name) for name in self.variables
+            ]
 
     # For a loader's worker, which opens the store for itself.
     def __getstate__(self) -> dict[str, Any]:
@@ -89,7 +103,9 @@ class FastDataset(CloudDataset):
             specs = [spec(self.url, name, self.anonymous) for name in self.arrays]
             opening = [ts.open(array, read=True, context=context) for array in specs]
             arrays = [self.result(array) for array in opening]
-            fields = (arrays[0] if self.packed else ts.stack(arrays))[self.variable_order]
+            fields = (arrays[0] if self.packed else ts.stack(arrays))[
+                self.variable_order
+            ]
             # The globe is round: a window across the edge is a plain slice of this.
             self.opened = ts.concat([fields, fields[..., : self.window[2]]], axis=3)
         return self.opened
@@ -139,7 +155,9 @@ def spec(url: str, name: str, anonymous: bool) -> dict[str, Any]:
     parts = urlsplit(url)
     drivers = {"": "file", "s3": "s3", "gs": "gcs"}
     if parts.scheme not in drivers:
-        raise UserError(f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset")
+        raise UserError(
+            f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset"
+        )
     folder = f"{Path(url).resolve()}/{name}/"
     kvstore: dict[str, Any] = {"driver": drivers[parts.scheme], "path": folder}
     if parts.scheme:
@@ -148,7 +166,9 @@ def spec(url: str, name: str, anonymous: bool) -> dict[str, Any]:
         endpoint = os.environ.get("AWS_ENDPOINT_URL")
         credentials = {"type": "anonymous" if anonymous else "environment"}
         if parts.netloc == BUCKET:
-            endpoint = os.environ.get("EMBEDDED_S3_ENDPOINT", connect()["AWS_ENDPOINT_URL"])
+            endpoint = os.environ.get(
+                "EMBEDDED_S3_ENDPOINT", connect()["AWS_ENDPOINT_URL"]
+            )
             # Not through the environment: another bucket may need the keys that are there.
             files = dict.fromkeys(("config_file", "credentials_file"), str(CREDENTIALS))
             credentials = {"type": "profile", "profile": "default", **files}

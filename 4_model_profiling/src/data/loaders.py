@@ -37,7 +37,9 @@ class TrainBatches(Sampler[list[int]]):
     seed: int
     # A function, because one loader serves all epochs and asks at the start of each.
     step: Callable[[], int]
-    order: Callable[[int, int, int], list[int]]  # epoch_order, or another one of the dataset
+    order: Callable[
+        [int, int, int], list[int]
+    ]  # epoch_order, or another one of the dataset
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first_batch = divmod(self.step(), len(self))
@@ -54,7 +56,9 @@ class TrainBatches(Sampler[list[int]]):
 # it, and the training without a checkpoint. Workers inherit from this process that they ignore it.
 def start_forkserver() -> None:
     """Start the process that workers are copies of, while signals are ignored."""
-    handlers = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)
+    }
     forkserver.ensure_running()
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -90,9 +94,15 @@ class Loaders:
         if num_workers:
             start_forkserver()
         self.steps_per_epoch = len(self.train_set) // batch_size
-        if not self.steps_per_epoch or not len(self.val_set):  # would train on nothing, silently
-            counts = f"{len(self.train_set)} to train and {len(self.val_set)} to validate"
-            raise UserError(f"data: {counts}, batch_size {batch_size}; see window, stride, months")
+        if not self.steps_per_epoch or not len(
+            self.val_set
+        ):  # would train on nothing, silently
+            counts = (
+                f"{len(self.train_set)} to train and {len(self.val_set)} to validate"
+            )
+            raise UserError(
+                f"data: {counts}, batch_size {batch_size}; see window, stride, months"
+            )
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""

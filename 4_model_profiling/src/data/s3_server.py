@@ -25,16 +25,32 @@ from dotenv import dotenv_values
 from filelock import FileLock
 
 BUCKET = "embedded"
-FOLDER = Path(os.environ.get("S3_FOLDER") or Path(__file__).resolve().parents[2] / "output" / "s3")
+FOLDER = Path(
+    os.environ.get("S3_FOLDER") or Path(__file__).resolve().parents[2] / "output" / "s3"
+)
 SERVICES = ("s3", "filer", "master", "volume", "admin")
 PORTS = [f"{service}.port{kind}" for service in SERVICES for kind in ("", ".grpc")]
-OPTIONS = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", "-master.telemetry=false"]
-OPTIONS += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+OPTIONS = [
+    "-ip=127.0.0.1",
+    "-ip.bind=127.0.0.1",
+    f"-bucket={BUCKET}",
+    "-master.telemetry=false",
+]
+OPTIONS += [
+    "-admin.ui=false",
+    "-webdav=false",
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+]
 ENV_FILE = FOLDER / "server.env"
 CREDENTIALS = FOLDER / "credentials"  # the same keys as an AWS profile, for TensorStore
-_users_lock: list[int] = []  # the file that this process holds the lock on, once it has connected
+_users_lock: list[
+    int
+] = []  # the file that this process holds the lock on, once it has connected
 # A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
-os.environ["no_proxy"] = f"127.0.0.1,{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')}"
+os.environ["no_proxy"] = (
+    f"127.0.0.1,{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')}"
+)
 
 
 def connect() -> dict[str, str]:
@@ -44,15 +60,21 @@ def connect() -> dict[str, str]:
     Raises OSError if it does not start.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with FileLock(FOLDER / "lock"):  # of ranks that come at the same time, one starts it
+    with FileLock(
+        FOLDER / "lock"
+    ):  # of ranks that come at the same time, one starts it
         if not _users_lock:
             _users_lock.append(os.open(FOLDER / "users", os.O_CREAT | os.O_RDWR))
-            fcntl.flock(_users_lock[0], fcntl.LOCK_SH)  # waits while the last one is stopped
+            fcntl.flock(
+                _users_lock[0], fcntl.LOCK_SH
+            )  # waits while the last one is stopped
         keeper = None
         # Without the file the address is "None/healthz", which does not answer either.
         while not answers(f"{dotenv_values(ENV_FILE).get('AWS_ENDPOINT_URL')}/healthz"):
             if keeper and keeper.poll() is not None:
-                raise OSError(f"the S3 server does not start; see {FOLDER / 'server.log'}")
+                raise OSError(
+                    f"the S3 server does not start; see {FOLDER / 'server.log'}"
+                )
             if keeper is None:
                 with (FOLDER / "server.log").open("wb") as log:
                     # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
@@ -75,20 +97,37 @@ def answers(url: str) -> bool:
 def keep() -> None:
     """Run the server until nobody holds a lock any more."""
     os.umask(0o077)  # the two files hold the keys
-    with ExitStack() as stack:  # all ports are open at the same time, so none comes twice
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+    with (
+        ExitStack() as stack
+    ):  # all ports are open at the same time, so none comes twice
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS
+        ]
         ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
-    s3_url, filer_url = (f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port"))
-    keys = {name: secrets.token_hex(20) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    s3_url, filer_url = (
+        f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port")
+    )
+    keys = {
+        name: secrets.token_hex(20)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    }
     (FOLDER / "data").mkdir(exist_ok=True)
     weed_file = f"{sysconfig.get_path('scripts')}/weed"
-    command = [weed_file, "-logtostderr=true", "mini", *OPTIONS, f"-dir={FOLDER / 'data'}"]
+    command = [
+        weed_file,
+        "-logtostderr=true",
+        "mini",
+        *OPTIONS,
+        f"-dir={FOLDER / 'data'}",
+    ]
     command += [f"-{name}={port}" for name, port in ports.items()]
     # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
     weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
     try:
-        while not (answers(f"{s3_url}/healthz") and answers(f"{filer_url}/buckets/{BUCKET}/")):
+        while not (
+            answers(f"{s3_url}/healthz") and answers(f"{filer_url}/buckets/{BUCKET}/")
+        ):
             if weed.poll() is not None:
                 sys.exit("weed has ended")
             time.sleep(0.05)
@@ -96,7 +135,9 @@ def keep() -> None:
         CREDENTIALS.write_text(f"[default]\n{profile}")
         lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
         ENV_FILE.write_text("".join(f"{name}={value}\n" for name, value in lines))
-        fcntl.flock(os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX)  # waits for the last user
+        fcntl.flock(
+            os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX
+        )  # waits for the last user
     finally:
         ENV_FILE.unlink(missing_ok=True)
         weed.kill()  # what it has acknowledged is on disk
@@ -110,7 +151,9 @@ def main(arguments: list[str]) -> int:
         # exec keeps this process and its lock, and gives it to the command, which gets all signals.
         os.set_inheritable(_users_lock[0], True)
         os.execvpe(arguments[1], arguments[1:], os.environ | server)
-    print(f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:")
+    print(
+        f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:"
+    )
     print(f"  set -a; . {ENV_FILE}; set +a", flush=True)
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return 0

@@ -16,7 +16,9 @@ from src.model.masking import random_mask
 from src.model.pytorch_model import PATCHES, MaskedAutoencoder
 
 
-def count_scored(model: MaskedAutoencoder, x: Tensor, index: Tensor, epoch: int) -> Tensor:
+def count_scored(
+    model: MaskedAutoencoder, x: Tensor, index: Tensor, epoch: int
+) -> Tensor:
     """How many values of ``x`` (B, V, T, H, W) are hidden and valid."""
     valid = ~torch.isnan(rearrange(x, PATCHES, **model.axes))
     mask = random_mask(valid.any(dim=-1), index, model.seed, epoch, model.mask_ratio)

@@ -64,23 +64,39 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         num_variables, *window = sample_shape
         if any(size % patch for size, patch in zip(window, patch_size, strict=True)):
-            raise UserError(f"model.patch_size: {patch_size} does not divide the window {window}")
+            raise UserError(
+                f"model.patch_size: {patch_size} does not divide the window {window}"
+            )
         grid = [size // patch for size, patch in zip(window, patch_size, strict=True)]
         num_tokens = math.prod(grid)
-        if not 0 < round(mask_ratio * num_tokens) < num_tokens:  # or there is nothing to learn
+        if (
+            not 0 < round(mask_ratio * num_tokens) < num_tokens
+        ):  # or there is nothing to learn
             raise UserError(
                 f"model.mask_ratio: {mask_ratio} of {num_tokens} patches is none or all"
             )
-        for dim, heads in ((embed_dim, num_heads), (decoder_embed_dim, decoder_num_heads)):
+        for dim, heads in (
+            (embed_dim, num_heads),
+            (decoder_embed_dim, decoder_num_heads),
+        ):
             if dim % heads or dim % 2 or dim < 6:
-                raise UserError(f"model: width {dim} is odd, < 6 or no multiple of {heads} heads")
-        self.axes = dict(zip(("t", "h", "w", "pt", "ph", "pw"), (*grid, *patch_size), strict=True))
+                raise UserError(
+                    f"model: width {dim} is odd, < 6 or no multiple of {heads} heads"
+                )
+        self.axes = dict(
+            zip(("t", "h", "w", "pt", "ph", "pw"), (*grid, *patch_size), strict=True)
+        )
         self.axes["v"] = num_variables
         self.mask_ratio, self.seed = mask_ratio, seed
         patch_dim = num_variables * math.prod(patch_size)
         self.encoder = Encoder(grid, patch_dim, embed_dim, depth, num_heads)
         self.decoder = Decoder(
-            grid, patch_dim, embed_dim, decoder_embed_dim, decoder_depth, decoder_num_heads
+            grid,
+            patch_dim,
+            embed_dim,
+            decoder_embed_dim,
+            decoder_depth,
+            decoder_num_heads,
         )
 
     def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:

@@ -37,7 +37,9 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.attn = Attention(dim, num_heads)
         self.norm2 = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        )
 
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
         x = x + self.attn(self.norm1(x), attend)
@@ -49,10 +51,16 @@ def sincos_positions(grid: Sequence[int], dim: int) -> Tensor:
     # Sines and cosines at falling frequencies, as in https://arxiv.org/abs/1706.03762, section 3.5.
     # Each axis gets its own third of the width, so any rectangular grid works, and an axis of
     # length one costs nothing but its third.
-    third = dim // 6 * 2  # even, for sine and cosine; time gets what the division leaves
-    positions = torch.cartesian_prod(*(torch.arange(size) for size in grid))  # (N, 3), row by row
+    third = (
+        dim // 6 * 2
+    )  # even, for sine and cosine; time gets what the division leaves
+    positions = torch.cartesian_prod(
+        *(torch.arange(size) for size in grid)
+    )  # (N, 3), row by row
     parts = []
-    for position, width in zip(positions.T, (dim - 2 * third, third, third), strict=True):
+    for position, width in zip(
+        positions.T, (dim - 2 * third, third, third), strict=True
+    ):
         frequency = 10000.0 ** -(torch.arange(width // 2) / (width // 2))
         angle = position[:, None] * frequency
         parts += [angle.sin(), angle.cos()]

@@ -45,13 +45,20 @@ class RankLoaders(Loaders):
         super().__init__(**settings)
         self.rank, self.world_size = rank, world_size
         if self.batch_size % world_size:
-            raise UserError(f"data.batch_size: {self.batch_size} is no multiple of {world_size}")
+            raise UserError(
+                f"data.batch_size: {self.batch_size} is no multiple of {world_size}"
+            )
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
-        arguments = self.batch_arguments(step) | {"rank": self.rank, "world_size": self.world_size}
+        arguments = self.batch_arguments(step) | {
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
         batches = self.with_look_ahead(RankBatches(**arguments))
         settings = {"batch_sampler": batches, **self.options(self.rank)}
-        return ResumableLoader(self.train_set, self.batch_size // self.world_size, **settings)
+        return ResumableLoader(
+            self.train_set, self.batch_size // self.world_size, **settings
+        )
 
     def val_loader(self) -> DataLoader:
         """Each validation sample on one rank, none twice."""
@@ -59,7 +66,9 @@ class RankLoaders(Loaders):
         # needs one at least. Not Subset, which would hide the dataset's rng from worker_init_fn.
         samples = range(self.rank, len(self.val_set), self.world_size)
         size = 2 * self.batch_size // self.world_size
-        return DataLoader(self.val_set, batch_size=size, sampler=samples, **self.options(self.rank))
+        return DataLoader(
+            self.val_set, batch_size=size, sampler=samples, **self.options(self.rank)
+        )
 
 
 class FieldDataModule(L.LightningDataModule):
@@ -69,7 +78,9 @@ class FieldDataModule(L.LightningDataModule):
     def __init__(self, seed: int = 0, **settings: Any) -> None:
         super().__init__()
         self.seed = seed
-        self.settings = settings  # on a line of its own: jsonargparse follows it to Loaders
+        self.settings = (
+            settings  # on a line of its own: jsonargparse follows it to Loaders
+        )
 
     # Downloads, on one process of each machine. Set nothing here: the others would not see it.
     def prepare_data(self) -> None:
@@ -78,10 +89,15 @@ class FieldDataModule(L.LightningDataModule):
     # Builds the datasets, on every rank.
     def setup(self, stage: str) -> None:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        self.loaders = loaders = RankLoaders(rank, world_size, seed=self.seed, **self.settings)
+        self.loaders = loaders = RankLoaders(
+            rank, world_size, seed=self.seed, **self.settings
+        )
         self.train_set, self.val_set = loaders.train_set, loaders.val_set
         # Both are the same for any number of devices.
-        self.batch_size, self.steps_per_epoch = loaders.batch_size, loaders.steps_per_epoch
+        self.batch_size, self.steps_per_epoch = (
+            loaders.batch_size,
+            loaders.steps_per_epoch,
+        )
 
     def train_dataloader(self) -> DataLoader:
         return self.loaders.train_loader(lambda: self.trainer.global_step)

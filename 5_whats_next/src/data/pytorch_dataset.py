@@ -43,7 +43,11 @@ class FieldDataset(Dataset):
     def coordinates(self, index: int) -> Coordinates:
         """Time, latitudes and longitudes for a picture; here: samples without a place, in a row."""
         _, num_times, height, width = self.sample_shape
-        return np.zeros(num_times), np.arange(height)[::-1], np.arange(width) + index * (width + 1)
+        return (
+            np.zeros(num_times),
+            np.arange(height)[::-1],
+            np.arange(width) + index * (width + 1),
+        )
 
 
 class WindowDataset(FieldDataset):
@@ -62,27 +66,37 @@ class WindowDataset(FieldDataset):
         check_months(fields.sizes["time"], window[0], train_months, val_months)
         self.variables, self.window = [str(name) for name in fields], window
         self.units = [fields[name].attrs.get("units", "1") for name in self.variables]
-        values = fields.to_dataarray().transpose("variable", "time", "lat", "lon").astype("float32")
+        values = (
+            fields.to_dataarray()
+            .transpose("variable", "time", "lat", "lon")
+            .astype("float32")
+        )
         # From the training months alone: anything else would tell the model about the months that
         # it is tested on.
         self.mean, self.std = statistics(values.isel(time=slice(*train_months)))
         if wrap_longitude:
             # With the first columns repeated at the end, a window across the edge is a plain slice.
             start = values.isel(lon=slice(window[2] - 1))
-            values = xr.concat([values, start.assign_coords(lon=start.lon + 360)], "lon")
+            values = xr.concat(
+                [values, start.assign_coords(lon=start.lon + 360)], "lon"
+            )
         train = values.isel(time=slice(*train_months))
         # (V, 12, H, W); a calendar month without training data has no climatology: NaN.
         monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
         monthly = monthly.transpose("variable", "month", "lat", "lon")
         self.fields = self.normalise(values.values)
         self.monthly_mean = self.normalise(monthly.values)
-        self.time, self.lat, self.lon = (values[axis].values for axis in ("time", "lat", "lon"))
+        self.time, self.lat, self.lon = (
+            values[axis].values for axis in ("time", "lat", "lon")
+        )
         self.month = values["time"].dt.month.values - 1
 
         months = train_months if split == "train" else val_months
         ends = [months, (0, len(self.lat)), (0, len(self.lon))]
         axes = zip(ends, window, stride, strict=True)
-        starts = [range(first, end - size + 1, step) for (first, end), size, step in axes]
+        starts = [
+            range(first, end - size + 1, step) for (first, end), size, step in axes
+        ]
         self.starts = list(itertools.product(*starts))  # (month, latitude, longitude)
 
     def normalise(self, fields: np.ndarray) -> np.ndarray:
@@ -97,7 +111,10 @@ class WindowDataset(FieldDataset):
 
     def slices(self, index: int) -> tuple[slice, ...]:
         """The sample's place in the fields: slices of time, latitude and longitude."""
-        return tuple(slice(i, i + n) for i, n in zip(self.starts[index], self.window, strict=True))
+        return tuple(
+            slice(i, i + n)
+            for i, n in zip(self.starts[index], self.window, strict=True)
+        )
 
     def coordinates(self, index: int) -> Coordinates:
         t, y, x = self.slices(index)
@@ -130,7 +147,9 @@ def statistics(train: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
         mean, std = train.mean(axes).values, train.std(axes).values
     # An infinite value makes both NaN, and then all samples: everything would count as land.
     if not (np.isfinite(std) & (std > 0)).all():
-        raise UserError(f"data.dataset: standard deviation {std} of {train['variable'].values}")
+        raise UserError(
+            f"data.dataset: standard deviation {std} of {train['variable'].values}"
+        )
     return mean.astype(np.float32), std.astype(np.float32)
 
 
@@ -163,7 +182,9 @@ class OceanDataset(WindowDataset):
         val_months: Months = (42, 54),
     ) -> None:
         stride = train_stride if split == "train" else val_stride
-        super().__init__(ocean_fields(), split, window, stride, train_months, val_months, True)
+        super().__init__(
+            ocean_fields(), split, window, stride, train_months, val_months, True
+        )
 
 
 class DummyDataset(FieldDataset):
@@ -177,14 +198,22 @@ class DummyDataset(FieldDataset):
     def __init__(
         self,
         split: Split,
-        sample_shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (3, 12, 16, 32),
+        sample_shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (
+            3,
+            12,
+            16,
+            32,
+        ),
         num_samples: PositiveInt = 512,
     ) -> None:
         self.split, self.shape, num_variables = split, sample_shape, sample_shape[0]
         self.num_samples = num_samples if split == "train" else num_samples // 8
         self.variables = [f"noise_{number}" for number in range(num_variables)]
         self.units = ["1"] * num_variables
-        self.mean, self.std = np.zeros(num_variables, "float32"), np.ones(num_variables, "float32")
+        self.mean, self.std = (
+            np.zeros(num_variables, "float32"),
+            np.ones(num_variables, "float32"),
+        )
 
     def __len__(self) -> int:
         return self.num_samples

@@ -60,16 +60,27 @@ class CheckedStore(WrapperStore[Store]):
         return CheckedStore(store, self.url, self.patience)
 
     async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        patience = min(self.patience, METADATA_LIMIT) if key.endswith(METADATA) else self.patience
+        patience = (
+            min(self.patience, METADATA_LIMIT)
+            if key.endswith(METADATA)
+            else self.patience
+        )
         try:
             async with asyncio.timeout(patience):
                 value = await self._store.get(key, prototype, byte_range)
         except TimeoutError as error:
-            raise UserError(f"{self.url}: no answer in {patience:g} s ({key})") from error
+            raise UserError(
+                f"{self.url}: no answer in {patience:g} s ({key})"
+            ) from error
         except Exception as error:
-            raise UserError(f"{self.url}: {type(error).__name__} {error} ({key})") from error
+            raise UserError(
+                f"{self.url}: {type(error).__name__} {error} ({key})"
+            ) from error
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not key.endswith(METADATA):
             raise UserError(f"{self.url}: chunk {key} is missing")
@@ -89,14 +100,21 @@ def open_store(
 
 
 def file_system(
-    url: str, anonymous: bool = False, asynchronous: bool = True, read_timeout: float = 2
+    url: str,
+    anonymous: bool = False,
+    asynchronous: bool = True,
+    read_timeout: float = 2,
 ) -> tuple[AsyncFileSystem, str]:
     """What reads and writes at ``url``, and its path. Raises UserError for a wrong address."""
     # The address may have any protocol of fsspec. Asynchronous is for callers in an event loop, as
     # Zarr is. A server that stays silent for read_timeout seconds has failed.
     load_dotenv()  # .env in this folder or above; what is set already stays
     # s3fs does the retries: botocore's own ones inside of them would multiply.
-    client = {"connect_timeout": 2, "read_timeout": read_timeout, "retries": {"max_attempts": 0}}
+    client = {
+        "connect_timeout": 2,
+        "read_timeout": read_timeout,
+        "retries": {"max_attempts": 0},
+    }
     options: dict[str, Any] = {
         "anon": anonymous,
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.
@@ -110,13 +128,18 @@ def file_system(
             "key": server["AWS_ACCESS_KEY_ID"],
             "secret": server["AWS_SECRET_ACCESS_KEY"],
             # Tests and chapter 3's slow network put a proxy in between.
-            "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT") or server["AWS_ENDPOINT_URL"],
+            "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT")
+            or server["AWS_ENDPOINT_URL"],
         }
     known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
     known |= {"file": {"auto_mkdir": True}}  # a disk needs its folders made
-    known |= {name: {"cache_storage": "output/cache"} for name in ("filecache", "blockcache")}
+    known |= {
+        name: {"cache_storage": "output/cache"} for name in ("filecache", "blockcache")
+    }
     # A chain such as filecache::s3 takes options for each of its protocols.
-    by_protocol = {name: known[name] for name in known if name in re.split(r"::|://", url)}
+    by_protocol = {
+        name: known[name] for name in known if name in re.split(r"::|://", url)
+    }
     try:
         is_async = asynchronous and "::" not in url
         fs, path = fsspec.core.url_to_fs(url, asynchronous=is_async, **by_protocol)
@@ -137,9 +160,13 @@ def open_fields(
     try:
         fields = xr.open_zarr(store, chunks=chunks, consolidated=consolidated)
     except FileNotFoundError as error:
-        raise UserError(f"{store.url}: there is no Zarr store; build_store.py makes one") from error
+        raise UserError(
+            f"{store.url}: there is no Zarr store; build_store.py makes one"
+        ) from error
     if fields.attrs.get("regions_left"):
-        raise UserError(f"{store.url} is not finished: run its build_store.py command again")
+        raise UserError(
+            f"{store.url} is not finished: run its build_store.py command again"
+        )
     return fields
 
 

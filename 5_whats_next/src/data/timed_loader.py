@@ -22,7 +22,9 @@ class TimedLoader(DataLoader):
         super().__init__(dataset, **settings)
         if isinstance(dataset, FastDataset):
             ahead = self.prefetch_factor if self.num_workers else dataset.batches_ahead
-            where = f"in each of {self.num_workers} workers " if self.num_workers else ""
+            where = (
+                f"in each of {self.num_workers} workers " if self.num_workers else ""
+            )
             say(where + summary(dataset, batch_size, ahead))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -30,13 +32,17 @@ class TimedLoader(DataLoader):
         asked = time.perf_counter()
         for number, batch in enumerate(super().__iter__(), 1):
             got = time.perf_counter()
-            if number == 1:  # nothing was under way yet, so this wait is reported by itself
+            if (
+                number == 1
+            ):  # nothing was under way yet, so this wait is reported by itself
                 first, start, before, waited = got - asked, got, seconds.clone(), 0.0
             else:
                 waited += got - asked
             # Before the last batch, because Lightning does not come back after it.
             if number == len(self) > 1:
-                limit = limiting_stage(waited / (got - start), *(seconds - before).tolist())
+                limit = limiting_stage(
+                    waited / (got - start), *(seconds - before).tolist()
+                )
                 say(
                     f"first batch after {first:.1f} s, then waited {waited:.1f} of"
                     f" {got - start:.1f} s; what limits is {limit}"
@@ -68,7 +74,9 @@ def summary(dataset: FastDataset, batch_size: int, ahead: int | None) -> str:
     text = f"a window of {values / 1e3:.0f} kB takes {requests:.1f} requests"
     text += f" of {chunk / 1e3:.0f} kB; batches take up to {memory / 1e6:.0f} MB"
     times = requests * chunk / values
-    return text + (f"; CHUNKS DO NOT FIT: {times:.0f} times a window is read" if times > 10 else "")
+    return text + (
+        f"; CHUNKS DO NOT FIT: {times:.0f} times a window is read" if times > 10 else ""
+    )
 
 
 @rank_zero_only

@@ -26,7 +26,9 @@ def sum_over_ranks(numbers: Tensor) -> Tensor:
     if not dist.is_initialized():
         return numbers.detach()
     # NCCL adds on GPUs, gloo on CPUs. A copy, because all_reduce writes into its argument.
-    total = numbers.detach().to("cuda" if dist.get_backend() == "nccl" else "cpu", copy=True)
+    total = numbers.detach().to(
+        "cuda" if dist.get_backend() == "nccl" else "cpu", copy=True
+    )
     dist.all_reduce(total)
     return total.to(numbers.device)
 
@@ -48,7 +50,8 @@ class AutoencoderModule(L.LightningModule):
         self,
         optimizer: dict[str, Any] | None = None,  # arguments of make_optimizer
         seed: int = 0,  # of the training masks
-        sample_shape: list[int] | None = None,  # (V, T, H, W); None takes it from the data
+        sample_shape: list[int]
+        | None = None,  # (V, T, H, W); None takes it from the data
         compile: bool = False,
         micro_batches: PositiveInt = 1,
         **model: Any,  # further arguments of MaskedAutoencoder
@@ -56,7 +59,11 @@ class AutoencoderModule(L.LightningModule):
         super().__init__()
         self.model_settings = model  # on a line of its own: jsonargparse follows it
         # save_hyperparameters reads the arguments from here, under these names.
-        optimizer, model, micro_batches = plain(optimizer or {}), plain(model), int(micro_batches)
+        optimizer, model, micro_batches = (
+            plain(optimizer or {}),
+            plain(model),
+            int(micro_batches),
+        )
         self.save_hyperparameters()
         self.model: Any = None
         # The first step with a non-finite gradient. No buffer: DDP would send it in each step.
@@ -64,10 +71,19 @@ class AutoencoderModule(L.LightningModule):
 
     # Builds the model, now that the data are loaded and have a shape.
     def configure_model(self) -> None:
-        if self.model is None:  # Lightning calls this before each of fit, validate, test
-            shape = self.hparams.sample_shape or self.trainer.datamodule.train_set.sample_shape
-            self.hparams.sample_shape = list(shape)  # load_from_checkpoint has no data to ask
-            self.model = MaskedAutoencoder(shape, seed=self.hparams.seed, **self.model_settings)
+        if (
+            self.model is None
+        ):  # Lightning calls this before each of fit, validate, test
+            shape = (
+                self.hparams.sample_shape
+                or self.trainer.datamodule.train_set.sample_shape
+            )
+            self.hparams.sample_shape = list(
+                shape
+            )  # load_from_checkpoint has no data to ask
+            self.model = MaskedAutoencoder(
+                shape, seed=self.hparams.seed, **self.model_settings
+            )
             if self.hparams.compile:
                 compile_forward(self.model)
         # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs
@@ -80,13 +96,17 @@ class AutoencoderModule(L.LightningModule):
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
         epoch, num_parts = self.current_epoch, self.hparams.micro_batches
-        parts = list(zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True))
+        parts = list(
+            zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True)
+        )
         # Here, because Lightning's own would erase the gradients of the first parts.
         self.trainer.optimizers[0].zero_grad()
         error = torch.zeros((), device=x.device)
         # Each part is divided by the count of the whole batch, so that is needed before the first.
         if num_parts > 1:
-            count = sum_over_ranks(count_scored(self.model, x, index, epoch)).clamp(min=1)
+            count = sum_over_ranks(count_scored(self.model, x, index, epoch)).clamp(
+                min=1
+            )
             error = backward_all_but_last(self, parts, count)
         output = self.model(*parts[-1], epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
@@ -108,7 +128,9 @@ class AutoencoderModule(L.LightningModule):
         limit = self.trainer.gradient_clip_val or float("inf")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler and optimizer.defaults.get("fused"):
-            scaler.unscale_(optimizer)  # a fused one would do so in its step, after the clipping
+            scaler.unscale_(
+                optimizer
+            )  # a fused one would do so in its step, after the clipping
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         # The answer stays on the device: to ask for it in each step is to wait for a GPU in each
         # step. In 16-mixed the scaler leaves out such a step.
@@ -125,14 +147,18 @@ class AutoencoderModule(L.LightningModule):
         if self.bad_step:
             checkpoint = Path(self.trainer.default_root_dir, "checkpoints", "last.ckpt")
             last = checkpoint if checkpoint.exists() else "none yet"
-            text = f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
+            text = (
+                f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
+            )
             raise UserError(f"{text} the last good checkpoint: {last}")
         # In 16-mixed the scaler skips a step that overflows, and halves its scale. A scale below 1
         # means that every step overflows: the run would end without an error, untrained.
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler and scaler.get_scale() < 1:
             text = f"step {self.global_step}: float16 overflows in each step; infinite data?"
-            raise UserError(f"{text} trainer.precision bf16-mixed has the range of float32")
+            raise UserError(
+                f"{text} trainer.precision bf16-mixed has the range of float32"
+            )
 
     # Weights after a bad step are never saved, and their scores never logged.
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -140,19 +166,25 @@ class AutoencoderModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.check_finite()
-        self.sums = torch.zeros(2, 1)  # error and count; the first batch makes it (2, V), float64
+        self.sums = torch.zeros(
+            2, 1
+        )  # error and count; the first batch makes it (2, V), float64
 
     # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, index = batch
         output = self.model(x, index)
         # To the CPU: Apple GPUs have no float64.
-        self.sums = self.sums + squared_error(output.prediction.cpu(), x.cpu(), output.hidden.cpu())
+        self.sums = self.sums + squared_error(
+            output.prediction.cpu(), x.cpu(), output.hidden.cpu()
+        )
 
     # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:  # its two batches may have no ocean
-            scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+            scores = to_scores(
+                sum_over_ranks(self.sums), self.trainer.datamodule.val_set
+            )
             # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
             self.log_dict(scores, sync_dist=True)
 
@@ -163,20 +195,35 @@ class AutoencoderModule(L.LightningModule):
         """Write the fields in physical units, hidden values predicted; one file for each batch."""
         x, index = batch
         output, dataset = self.model(x, index), self.trainer.datamodule.val_set
-        fields = torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
-        fields = fields * dataset.std[:, None, None, None] + dataset.mean[:, None, None, None]
+        fields = (
+            torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
+        )
+        fields = (
+            fields * dataset.std[:, None, None, None]
+            + dataset.mean[:, None, None, None]
+        )
         name = f"prediction_{self.global_rank}_{batch_idx}.npz"
         # Into the run's folder.
-        np.savez(Path(self.trainer.ckpt_path).parents[1] / name, index=index.cpu(), fields=fields)
+        np.savez(
+            Path(self.trainer.ckpt_path).parents[1] / name,
+            index=index.cpu(),
+            fields=fields,
+        )
         return index  # and not the fields: Lightning keeps what comes from here
 
     def configure_optimizers(self) -> Any:
         # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
         # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
         # As texts: a limit of 1.0 means all batches, and 1 a single one.
-        limits = f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
+        limits = (
+            f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
+        )
         if limits != "1 1.0":
-            raise UserError("trainer: our order of the samples needs an optimiser step per batch")
+            raise UserError(
+                "trainer: our order of the samples needs an optimiser step per batch"
+            )
         steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
-        optimizer, scheduler = make_optimizer(self.model, steps, **self.hparams.optimizer)
+        optimizer, scheduler = make_optimizer(
+            self.model, steps, **self.hparams.optimizer
+        )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
