@@ -17,7 +17,9 @@ from chapters import CHAPTERS, ROOT, planned
 def carry(path: Path) -> list[str]:
     """Carry one file's change; returns the files with conflicts."""
     chapter, name = path.parts[0], Path(*path.parts[1:])
-    show = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True)
+    show = subprocess.run(
+        ["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True
+    )
     conflicts = []
     for later in CHAPTERS[CHAPTERS.index(chapter) + 1 :]:
         copy = ROOT / later / name
@@ -32,7 +34,16 @@ def carry(path: Path) -> list[str]:
             with tempfile.NamedTemporaryFile() as base:
                 base.write(show.stdout)
                 base.flush()
-                merge = ["git", "merge-file", "-L", later, "-L", "before", "-L", chapter]
+                merge = [
+                    "git",
+                    "merge-file",
+                    "-L",
+                    later,
+                    "-L",
+                    "before",
+                    "-L",
+                    chapter,
+                ]
                 done = subprocess.run([*merge, copy, base.name, ROOT / path])
             conflicts += [f"{later}/{name}"] if done.returncode else []
     return conflicts

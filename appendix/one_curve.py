@@ -19,7 +19,11 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "appendix" / "output" / "one_curve"
-SETTINGS = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1"]
+SETTINGS = [
+    "--trainer.accelerator=cpu",
+    "--trainer.max_epochs=2",
+    "--trainer.log_every_n_steps=1",
+]
 UPLOADS = ["--trainer.checkpoint_every_n_steps=50", "--trainer.upload_every_n_steps=50"]
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 KILLED = "Lightning, killed and resumed from the cloud"
@@ -33,7 +37,9 @@ WAYS = {
 }
 
 
-def train_and_kill(command: list[str], chapter: Path, folder: Path, last_step: int) -> None:
+def train_and_kill(
+    command: list[str], chapter: Path, folder: Path, last_step: int
+) -> None:
     """Start a training, kill all its processes after a step, and remove its folder."""
     with subprocess.Popen(
         command, cwd=chapter, stdout=subprocess.DEVNULL, start_new_session=True
@@ -41,7 +47,9 @@ def train_and_kill(command: list[str], chapter: Path, folder: Path, last_step: i
         rows = 0
         while training.poll() is None and rows < last_step:
             time.sleep(0.2)
-            rows = sum(len(path.read_text().split()) for path in folder.glob("*/metrics.csv"))
+            rows = sum(
+                len(path.read_text().split()) for path in folder.glob("*/metrics.csv")
+            )
         os.killpg(training.pid, signal.SIGKILL)
     shutil.rmtree(folder)
 
@@ -52,7 +60,9 @@ def main() -> None:
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     above, below = figure.subplots(2, sharex=True, height_ratios=[2, 1])
     reference = pd.Series(dtype=float)
-    print("largest relative difference in                50 steps all steps", flush=True)
+    print(
+        "largest relative difference in                50 steps all steps", flush=True
+    )
     for number, (name, (chapter, script, *words)) in enumerate(WAYS.items()):
         folder = OUTPUT / str(number)
         command = [sys.executable, script, *SETTINGS, *words, *sys.argv[1:]]
@@ -62,12 +72,17 @@ def main() -> None:
             command.append(f"--trainer.run_name=one_curve_{time.time_ns()}")
             train_and_kill(command, ROOT / chapter, folder, len(reference) // 2)
         # The runs' progress bars stay: they go to stderr.
-        subprocess.run(command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, check=True
+        )
         (table,) = folder.glob("*/metrics.csv")
         loss = pd.read_csv(table, index_col="step")["train_loss"].dropna()
         reference = loss if reference.empty else reference
         difference = (loss / reference - 1).abs()
-        print(f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}", flush=True)
+        print(
+            f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}",
+            flush=True,
+        )
         # Each line is thinner than the one before, which it would otherwise hide.
         above.semilogy(loss, linewidth=13 - 2.4 * number, label=name)
         below.plot(difference, linewidth=6 - number)

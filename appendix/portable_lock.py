@@ -41,7 +41,9 @@ def problems(lock: str, requirements: str, exported: str) -> list[str]:
     # Names and versions only: a portable lock has no hashes to export.
     pinned = re.compile(r"^[^\s#]+==[^\s;]*", re.MULTILINE)
     if different := set(pinned.findall(requirements)) ^ set(pinned.findall(exported)):
-        problems.append(f"requirements.txt is not uv.lock's: {', '.join(sorted(different))}")
+        problems.append(
+            f"requirements.txt is not uv.lock's: {', '.join(sorted(different))}"
+        )
     return problems
 
 
@@ -54,7 +56,9 @@ def main() -> int:
     """Rewrite or check; the exit code is 1 if the check fails."""
     if "--check" in sys.argv:
         # The files as git has them staged or committed: ``uv sync`` changes the working copy.
-        lock, requirements = (run("git", "show", f":{n}") for n in ("uv.lock", "requirements.txt"))
+        lock, requirements = (
+            run("git", "show", f":{n}") for n in ("uv.lock", "requirements.txt")
+        )
         wrong = problems(lock, requirements, run(*EXPORT))
         print("\n".join(wrong) or "uv.lock and requirements.txt are portable")
         return bool(wrong)

@@ -29,10 +29,18 @@ BLOCK = re.compile(r"<!-- record (\w+): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 def hardware() -> str:
     """What the figures depend on besides the code."""
     cpuinfo = Path("/proc/cpuinfo")
-    models = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
+    models = (
+        re.findall(r"model name\s*: (.*)", cpuinfo.read_text())
+        if cpuinfo.exists()
+        else []
+    )
     machine = f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
-    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")]
-    return ", ".join([machine, platform.system(), f"Python {platform.python_version()}", *packages])
+    packages = [
+        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")
+    ]
+    return ", ".join(
+        [machine, platform.system(), f"Python {platform.python_version()}", *packages]
+    )
 
 
 def record(folder: Path, name: str, command: str) -> str:

@@ -30,7 +30,14 @@ from typing import Any
 import fsspec
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
-from readers import COPIES, READERS, URL, endpoint, fast_dataset, raw_requests  # it finds chapter 3
+from readers import (
+    COPIES,
+    READERS,
+    URL,
+    endpoint,
+    fast_dataset,
+    raw_requests,
+)  # it finds chapter 3
 from slow_network import slow_network
 from src.errors import one_line_errors
 from tqdm import tqdm
@@ -39,13 +46,19 @@ from tqdm import tqdm
 def make_copies(stride: int) -> None:
     """The samples in the formats of the two that have their own, unless they are there."""
     server = endpoint()
-    keys = {"key": server["aws_access_key_id"], "secret": server["aws_secret_access_key"]}
+    keys = {
+        "key": server["aws_access_key_id"],
+        "secret": server["aws_secret_access_key"],
+    }
     fs = fsspec.filesystem("s3", endpoint_url=server["endpoint_url"], **keys)
     for name, write in COPIES.items():
         place = f"{URL}.{name}-{stride}"
         if not fs.exists(f"{place}/index.json"):
             with TemporaryDirectory() as folder:
-                write(f"{folder}/copy", (x for batch in fast_dataset("", stride) for x in batch))
+                write(
+                    f"{folder}/copy",
+                    (x for batch in fast_dataset("", stride) for x in batch),
+                )
                 fs.put(f"{folder}/copy/", f"{place}/", recursive=True)
         print(f"{name}: a copy of {fs.du(place) / 1e6:.0f} MB")
 
@@ -55,7 +68,9 @@ def sums(name: str, stride: int) -> list[float]:
     reader, limit = READERS[name]
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         batches = islice(reader(folder, stride), limit)
-        return sorted(float(x.nan_to_num().double().sum()) for batch in batches for x in batch)
+        return sorted(
+            float(x.nan_to_num().double().sum()) for batch in batches for x in batch
+        )
 
 
 def measure(name: str, stride: int) -> tuple[float, float]:

@@ -46,7 +46,9 @@ def in_batches(order: list[Any]) -> list[list[Any]]:
 
 def fast_dataset(folder: str, stride: int) -> Iterator[Tensor]:
     """Chapter 3's reader in a random order."""
-    dataset = raw_values(FastDataset("train", **SETTINGS, train_stride=(1, stride, stride)))
+    dataset = raw_values(
+        FastDataset("train", **SETTINGS, train_stride=(1, stride, stride))
+    )
     batches = LookAhead(in_batches(epoch_order(len(dataset), 0, 0)), dataset)
     _ = dataset.array  # opens now, and not with the first batch
     return (x for x, _ in DataLoader(dataset, batch_sampler=batches))
@@ -54,7 +56,9 @@ def fast_dataset(folder: str, stride: int) -> Iterator[Tensor]:
 
 def chunk_stream(folder: str, stride: int) -> Iterator[Tensor]:
     """Chapter 3's stream in its own order."""
-    dataset = raw_values(ChunkStream("train", **SETTINGS, train_stride=(1, stride, stride)))
+    dataset = raw_values(
+        ChunkStream("train", **SETTINGS, train_stride=(1, stride, stride))
+    )
     batches = LookAhead(in_batches(dataset.epoch_order(len(dataset), 0, 0)), dataset)
     _ = dataset.array
     return (x for x, _ in DataLoader(dataset, batch_sampler=batches))
@@ -64,7 +68,9 @@ def raw_requests(folder: str, stride: int) -> Iterator[Tensor]:
     """The objects that the stream reads, in its order, and nothing made of them: no samples."""
     dataset = ChunkStream("train", **SETTINGS, train_stride=(1, stride, stride))
     batches = in_batches(dataset.epoch_order(len(dataset), 0, 0))
-    needed = dict.fromkeys(name for batch in batches for name in sorted(objects(dataset, batch)))
+    needed = dict.fromkeys(
+        name for batch in batches for name in sorted(objects(dataset, batch))
+    )
     context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
     place = spec(URL, "", anonymous=False)["kvstore"]
     place["path"] = place["path"].removesuffix("/")
@@ -97,7 +103,9 @@ def zarr_alone(folder: str, stride: int) -> Iterator[Tensor]:
 
     threads = ThreadPoolExecutor(BATCH)
     batches = in_batches(windows)
-    return (torch.from_numpy(np.stack([*threads.map(read, batch)])) for batch in batches)
+    return (
+        torch.from_numpy(np.stack([*threads.map(read, batch)])) for batch in batches
+    )
 
 
 def xarray_dask(folder: str, stride: int) -> Iterator[Tensor]:
@@ -125,7 +133,9 @@ def xbatcher(folder: str, stride: int) -> Iterator[Tensor]:
     generator = BatchGenerator(fields, sizes, overlap, preload_batch=True)
 
     def read(batch: list[int]) -> Tensor:
-        return torch.from_numpy(np.stack([generator[i].to_dataarray().values for i in batch]))
+        return torch.from_numpy(
+            np.stack([generator[i].to_dataarray().values for i in batch])
+        )
 
     return map(read, in_batches(epoch_order(len(generator), 0, 0)))
 
@@ -134,7 +144,8 @@ def endpoint() -> dict[str, str]:
     """How clients of boto3 reach the server, with the delay."""
     server = connect()
     return {
-        "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT") or server["AWS_ENDPOINT_URL"],
+        "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT")
+        or server["AWS_ENDPOINT_URL"],
         "aws_access_key_id": server["AWS_ACCESS_KEY_ID"],
         "aws_secret_access_key": server["AWS_SECRET_ACCESS_KEY"],
         "region_name": "us-east-1",
@@ -184,7 +195,9 @@ def write_mosaicml(folder: str, samples: Iterator[Tensor]) -> None:
     from streaming import MDSWriter
 
     columns = {"x": f"ndarray:float32:4,{','.join(map(str, WINDOW))}"}
-    with MDSWriter(out=folder, columns=columns, compression="zstd", size_limit="64mb") as writer:
+    with MDSWriter(
+        out=folder, columns=columns, compression="zstd", size_limit="64mb"
+    ) as writer:
         for x in samples:
             writer.write({"x": x.numpy()})
 

@@ -31,7 +31,11 @@ def test_each_fault_is_found(line, monkeypatch, capsys):
     name, value, remedy = FAULTS[line]
     monkeypatch.setattr(name, value)
     assert check.main() == 1
-    failed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("not ok")]
+    failed = [
+        text
+        for text in capsys.readouterr().out.splitlines()
+        if text.startswith("not ok")
+    ]
     assert len(failed) == 1
     assert line in failed[0]
     assert remedy in failed[0]

@@ -45,8 +45,13 @@ def test_keeps_versions_and_markers_only():
 def test_check_finds_what_is_not_portable():
     exported = "einops==0.8.2 ; python_version > '3' \\\n    --hash=sha256:11\n"
     assert portable_lock.problems(PORTABLE, exported, "einops==0.8.2\n") == []
-    (problem,) = portable_lock.problems(PORTABLE, exported + "-i https://a.example", exported)
+    (problem,) = portable_lock.problems(
+        PORTABLE, exported + "-i https://a.example", exported
+    )
     assert "address" in problem
     (problem,) = portable_lock.problems(PORTABLE, exported, "einops==0.8.1\n")
     assert "not uv.lock's: einops==0.8.1, einops==0.8.2" in problem
-    assert "as uv wrote it" in portable_lock.problems(AS_UV_WRITES_IT, exported, exported)[0]
+    assert (
+        "as uv wrote it"
+        in portable_lock.problems(AS_UV_WRITES_IT, exported, exported)[0]
+    )

@@ -12,7 +12,12 @@ ROOT, DIFFS = HERE.parents[1], HERE.parent / "output" / "diffs"
 
 project = html_title = "Training at larger scale"
 root_doc = "README"
-include_patterns = ["*.md", "[0-9a]*/README.md", "appendix/LOG.md", "appendix/output/diffs/*.md"]
+include_patterns = [
+    "*.md",
+    "[0-9a]*/README.md",
+    "appendix/LOG.md",
+    "appendix/output/diffs/*.md",
+]
 exclude_patterns = [".venv"]
 extensions = ["myst_parser"]
 myst_heading_anchors = 3  # links to headings, as GitHub makes them
@@ -23,7 +28,14 @@ DIFFS.mkdir(parents=True, exist_ok=True)
 chapters = sorted(path.parent.name for path in ROOT.glob("[0-9]_*/README.md"))
 for before, chapter in itertools.pairwise(chapters):
     command = ["git", "diff", "--diff-filter=AM", "-O", str(HERE / "reading_order.txt")]
-    command += [f"HEAD:{before}", f"HEAD:{chapter}", "--", ".", ":!tests", ":!README.md"]
+    command += [
+        f"HEAD:{before}",
+        f"HEAD:{chapter}",
+        "--",
+        ".",
+        ":!tests",
+        ":!README.md",
+    ]
     changes = subprocess.check_output(command, cwd=ROOT, text=True)
     text = f"# {chapter}: what is new\n\nThe files are in reading order.\n"
     for file in changes.split("\ndiff --git a/"):
