@@ -1,6 +1,7 @@
 """Each chapter has packages ``src`` and ``tests``: a test imports those of its own chapter."""
 
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Generator
@@ -14,8 +15,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "S3_FOLDER" not in os.environ:
     FOLDER = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     os.environ["S3_FOLDER"] = FOLDER.name
+# Tests kill at random moments: the same seed kills at the same ones again.
+SEED = os.environ.setdefault("TEST_SEED", str(random.randrange(10**6)))
 ROOT = Path(__file__).parent
 MODULES: dict[str, dict] = {}  # what each chapter has imported
+
+
+def pytest_report_header() -> str:
+    return f"random choices: TEST_SEED={SEED}"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    random.seed(f"{SEED} {item.nodeid}")
 
 
 def inside_chapter(path: Path) -> Generator:

@@ -2,7 +2,7 @@
 
   uv run --group emissions python monitor_training.py "python pytorch_train.py" --country NLD
 
-Leaves log.txt (all that the command printed), emissions.csv and emissions.png in output/emissions.
+Leaves log.txt (all that the command printed) and emissions.csv in output/emissions.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from codecarbon import OfflineEmissionsTracker
-from matplotlib.figure import Figure
 
 
 def main() -> int:
@@ -45,14 +44,11 @@ def main() -> int:
     energy = {
         name: 1000 * getattr(result, f"{name}_energy") for name in ("cpu", "gpu", "ram")
     }
-    summary = f"{1000 * result.emissions:.3f} g CO2 in {result.duration:.0f} s"
-    figure = Figure(figsize=(5, 3), layout="constrained")
-    axis = figure.subplots()
-    axis.bar_label(axis.bar(list(energy), list(energy.values())), fmt="%.3f")
-    axis.set(ylabel="energy (Wh)", title=summary)
-    figure.savefig(folder / "emissions.png")
     parts = ", ".join(f"{name} {value:.3f} Wh" for name, value in energy.items())
-    print(f"{summary}: {parts}; look at {os.path.relpath(folder)}")
+    print(
+        f"{1000 * result.emissions:.3f} g CO2 in {result.duration:.0f} s: {parts}; "
+        f"look at {os.path.relpath(folder)}"
+    )
     return code
 
 

@@ -9,33 +9,39 @@ uv run python pytorch_train.py --resume output/run_1   go on where a run stopped
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import torch
 from jsonargparse import Namespace
-from src.checkpoint import TrainingState
+from tqdm import tqdm
+
 from src.config import CHAPTER, choose_device, parse_config
 from src.data.loaders import Loaders
-from src.errors import GracefulInterrupt, UserError, one_line_errors
-from src.evaluation import evaluate, to_scores
-from src.model.pytorch_model import MaskedAutoencoder, Output
-from src.optim import make_optimizer
+from src.errors import one_line_errors
+from src.evaluation import evaluate
+from src.model.pytorch_model import MaskedAutoencoder
+from src.optim import clip_gradients, make_optimizer
 from src.report import draw, report
 from src.reproducibility import set_seed
-from src.tracking import Tracker, new_run_folder
-from tqdm import tqdm
+from src.signals import StopRequest
+from src.tracking import Tracker, new_run_folder, save_settings
+from src.training_state import TrainingState
 
 
 def main() -> int:
     """Read the settings, train, report. Returns the exit code."""
     config, resolved = parse_config(__doc__)
-    seed, device = config.seed_everything, choose_device(config.trainer.accelerator)
-    set_seed(seed, config.trainer.deterministic)
+    settings = config.trainer
+    seed = config.seed_everything
+    device = choose_device(settings.accelerator)
+    set_seed(seed, settings.deterministic)
 
+    # Data, model, optimiser.
     loaders = Loaders(**vars(config.data), seed=seed)
-    shape = loaders.train_set.sample_shape
-    model = MaskedAutoencoder(shape, **vars(config.model), seed=seed).to(device)
-    total_steps = config.trainer.max_epochs * loaders.steps_per_epoch
+    sample_shape = loaders.train_set.sample_shape
+    model = MaskedAutoencoder(sample_shape, **vars(config.model), seed=seed).to(device)
+    total_steps = settings.max_epochs * loaders.steps_per_epoch
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
     state = TrainingState(model, optimizer, scheduler)
 
@@ -44,14 +50,15 @@ def main() -> int:
         folder = Path(config.resume)
         state.load(folder / "checkpoints" / "last.pt")
     else:
-        folder = new_run_folder(CHAPTER / config.trainer.output_dir)
-        (folder / "config.yaml").write_text(resolved)
+        folder = new_run_folder(CHAPTER / settings.output_dir)
+
     where = os.path.relpath(folder)
     print(
         f"device    {device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
     )
     print(
-        f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation {shape}"
+        f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation "
+        f"{sample_shape}"
     )
     print(f"model     {sum(p.numel() for p in model.parameters()):,} parameters")
     print(
@@ -59,105 +66,99 @@ def main() -> int:
     )
     print(f"output    {where}", flush=True)
 
-    tracker = Tracker(folder, config.trainer.wandb, state.step, state.run_id)
+    # Also after a resume, which may have changed some: the next one reads them from here.
+    save_settings(folder, resolved)
+    tracker = Tracker(folder, settings.wandb, state.step, state.run_id)
     state.run_id = tracker.run.id
-    with tracker.run:
-        signal_number = train(state, total_steps, loaders, config.trainer, tracker)
-        if state.step == total_steps:
-            report(model, loaders.val_set, tracker, state.step)
-    if state.step < total_steps:
+    with closing(StopRequest()) as stop:
+        train(state, total_steps, loaders, settings, tracker, stop)
+    if stop.number or state.step < total_steps:
         print(f"stopped after step {state.step}; go on with --resume {where}")
-    return 128 + signal_number if signal_number else 0
+        return 128 + stop.number if stop.number else 0
+    report(model, loaders.val_set, tracker, state.step)
+    return 0
 
 
 def train(
     state: TrainingState,
     total_steps: int,
     loaders: Loaders,
-    trainer: Namespace,
+    settings: Namespace,
     tracker: Tracker,
-) -> int:
-    """Train to ``total_steps``, or until a signal, whose number is returned, or ``max_steps``."""
-    interrupt = GracefulInterrupt()
-    device, checkpoints = (
-        next(state.model.parameters()).device,
-        tracker.folder / "checkpoints",
-    )
-    checkpoint_every = trainer.checkpoint_every_n_steps or total_steps
-    picture_every = trainer.picture_every_n_epochs or trainer.max_epochs
-    # The loader asks for the step when an epoch begins: a resumed run may begin in the middle.
-    train_loader, val_loader = (
-        loaders.train_loader(lambda: state.step),
-        loaders.val_loader(),
-    )
-    bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=None)
-    stop = False
-    while state.step < total_steps and not stop:
-        epoch, first = state.step // loaders.steps_per_epoch, state.step
+    stop: StopRequest,
+) -> None:
+    """Train to ``total_steps``, or until a signal or ``settings.max_steps``."""
+    device = next(state.model.parameters()).device
+    checkpoints = tracker.folder / "checkpoints"
+    checkpoint_every = settings.checkpoint_every_n_steps or total_steps
+    picture_every = settings.picture_every_n_epochs or settings.max_epochs
+    # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
+    train_loader = loaders.train_loader(lambda: state.step)
+    val_loader = loaders.val_loader()
+    bar = tqdm(total=total_steps, initial=state.step, disable=None)
+
+    is_stopping = False
+    while state.step < total_steps and not is_stopping:
+        epoch = state.step // loaders.steps_per_epoch
+        first_step = state.step
         start = time.perf_counter()
+
         for x, index in train_loader:
-            lr = state.scheduler.get_last_lr()[0]
-            # What is hidden follows from the samples' numbers and the epoch.
+            # Forward. The samples' numbers and the epoch decide which patches are hidden.
             output = state.model(x.to(device), index.to(device), epoch)
-            loss = train_step(state, output, trainer.gradient_clip_val)
+
+            # Loss: the mean over hidden ocean values; 0 for a batch without any, all land.
+            loss = output.squared_error / output.valid_count.clamp(min=1)
+
+            # Backward.
+            state.optimizer.zero_grad()
+            loss.backward()
+
+            # Clip.
+            clip_gradients(state.model, settings.gradient_clip_val, state.step + 1)
+
+            # Step.
+            lr = state.scheduler.get_last_lr()[0]
+            state.optimizer.step()
+            state.scheduler.step()
+            state.step += 1
             bar.update()
-            if state.step % trainer.log_every_n_steps == 0:
-                speed = (
-                    (state.step - first)
-                    * loaders.batch_size
-                    / (time.perf_counter() - start)
-                )
-                row = {"train_loss": loss, "lr": lr, "samples_per_second": speed}
+
+            # Log.
+            if state.step % settings.log_every_n_steps == 0:
+                samples = (state.step - first_step) * loaders.batch_size
+                row = {
+                    "train_loss": loss.item(),
+                    "lr": lr,
+                    "samples_per_second": samples / (time.perf_counter() - start),
+                }
                 tracker.log(state.step, epoch, row)
-                bar.set_postfix_str(
-                    f"loss {loss:.4f}, {speed:.0f} samples/s", refresh=False
-                )
-            # Not >=, because a resumed run reads the same max_steps, and goes past it.
-            stop = interrupt.signal_number > 0 or state.step == trainer.max_steps
-            if state.step % loaders.steps_per_epoch == 0:
-                sums = evaluate(state.model, val_loader, baselines={})[
-                    "masked autoencoder"
-                ]
-                scores = to_scores(sums, loaders.val_set)
+                bar.set_postfix(row)
+
+            # Validate at the end of an epoch. best.pt comes before last.pt: after a crash between
+            # the two, or during the validation, the steps since the last checkpoint come again.
+            is_epoch_end = state.step % loaders.steps_per_epoch == 0
+            if is_epoch_end:
+                scores = evaluate(state.model, val_loader)
                 tracker.log(state.step, epoch, scores)
-                shown = ", ".join(
-                    f"{name} {value:.4f}" for name, value in scores.items()
-                )
-                bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}")
-                # best.pt first: after a crash between the two, the epoch's end comes again.
+                text = ", ".join(f"{key} {value:.4f}" for key, value in scores.items())
+                bar.write(f"epoch {epoch + 1} of {settings.max_epochs}: {text}")
                 if scores["val_loss"] < state.best_loss:
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
+
+            # Save. Not step >= max_steps: a resumed run reads the same max_steps, and goes past it.
+            is_stopping = stop.number > 0 or state.step == settings.max_steps
+            if is_epoch_end or is_stopping or state.step % checkpoint_every == 0:
                 state.save(checkpoints / "last.pt")
-                if (epoch + 1) % picture_every == 0:
-                    draw(state.model, loaders.val_set, tracker, state.step, scores={})
-            elif stop or state.step % checkpoint_every == 0:
-                state.save(checkpoints / "last.pt")
-            if stop:
+            if is_epoch_end and (epoch + 1) % picture_every == 0:
+                draw(state.model, loaders.val_set, tracker, state.step, scores={})
+            if is_stopping:
                 break
     bar.close()
-    # Ends the loaders' workers now. Matplotlib may keep this function's variables until the garbage
-    # is collected, and then a worker takes five seconds to end.
+    # Ends the loaders' workers now. Matplotlib keeps this function's variables for a while, and a
+    # worker that ends later takes many seconds.
     del train_loader, val_loader
-    return interrupt.signal_number
-
-
-def train_step(state: TrainingState, output: Output, clip: float) -> float:
-    """Take one optimiser step and return the loss. Raises UserError if it is not finite."""
-    # The mean over hidden ocean values. A batch that is all land has none: its loss is 0.
-    loss = output.squared_error / output.valid_count.clamp(min=1)
-    state.optimizer.zero_grad()
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
-    # Before the step: a norm that is NaN makes all gradients NaN, and one step all weights.
-    if not torch.isfinite(loss + norm):
-        raise UserError(
-            f"step {state.step + 1}: loss {loss}, gradient {norm}; lower optimizer.lr?"
-        )
-    state.optimizer.step()
-    state.scheduler.step()
-    state.step += 1
-    return loss.item()
 
 
 if __name__ == "__main__":

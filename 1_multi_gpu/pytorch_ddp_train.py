@@ -3,72 +3,75 @@
 uv run torchrun --standalone --nproc-per-node 2 pytorch_ddp_train.py --trainer.accelerator cpu
 """
 
-import contextlib
 import os
 import sys
 import time
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from jsonargparse import Namespace
-from src.checkpoint import TrainingState
+from tqdm import tqdm
+
 from src.config import CHAPTER, choose_device, parse_config
-from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
-from src.errors import GracefulInterrupt, UserError, one_line_errors
-from src.evaluation import evaluate, to_scores
-from src.model.lightning_module import sum_over_ranks
-from src.model.pytorch_model import MaskedAutoencoder, Output
-from src.optim import make_optimizer
+from src.distributed import RankLoaders, max_over_ranks, sum_over_ranks
+from src.errors import UserError, one_line_errors
+from src.evaluation import error_sums, to_scores
+from src.model.pytorch_model import MaskedAutoencoder
+from src.optim import clip_gradients, make_optimizer
 from src.report import draw, report
 from src.reproducibility import set_seed
-from src.tracking import Tracker, new_run_folder
-from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
+from src.signals import StopRequest
+from src.tracking import Tracker, new_run_folder, save_settings
+from src.training_state import TrainingState
 
 
 def main() -> int:
     """Read the settings, train, report. Returns the exit code."""
     config, resolved = parse_config(__doc__)
-    seed, device = config.seed_everything, choose_device(config.trainer.accelerator)
-    # torchrun starts this script once for each device, and tells each process its rank.
+    settings = config.trainer
+    seed = config.seed_everything
+    device = choose_device(settings.accelerator)
     if "RANK" not in os.environ or device.type == "mps":
         raise UserError("start this script with torchrun, on CPUs or on CUDA devices")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    if dist.get_rank() > 0:  # rank 0 speaks for all
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(minutes=30))  # for a download
+    rank = dist.get_rank()
+    if rank > 0:  # rank 0 speaks for all
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until this process ends
-    set_seed(seed, config.trainer.deterministic)
+    set_seed(seed, settings.deterministic)
 
+    # Data, model, optimiser.
     if os.environ["LOCAL_RANK"] == "0":  # the main process of each machine
-        Loaders(**vars(config.data))  # downloads what is missing, while the others wait
+        Loaders(**vars(config.data))  # opens the data, to download what is missing
     dist.barrier()
-    loaders = RankLoaders(
-        dist.get_rank(), dist.get_world_size(), **vars(config.data), seed=seed
-    )
-    shape = loaders.train_set.sample_shape
-    model = MaskedAutoencoder(shape, **vars(config.model), seed=seed).to(device)
-    total_steps = config.trainer.max_epochs * loaders.steps_per_epoch
+    loaders = RankLoaders(rank, dist.get_world_size(), **vars(config.data), seed=seed)
+    sample_shape = loaders.train_set.sample_shape
+    model = MaskedAutoencoder(sample_shape, **vars(config.model), seed=seed).to(device)
+    total_steps = settings.max_epochs * loaders.steps_per_epoch
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
     state = TrainingState(model, optimizer, scheduler)
 
     # A resumed run goes on in its own folder, a new one gets a new folder: none is overwritten.
-    folder = Path(config.resume or ".")  # rank 0 alone writes
+    folder = Path(config.resume or ".")
     if config.resume:
         state.load(folder / "checkpoints" / "last.pt")
-    elif loaders.rank == 0:
-        folder = new_run_folder(CHAPTER / config.trainer.output_dir)
-        (folder / "config.yaml").write_text(resolved)
+    elif rank == 0:
+        folder = new_run_folder(CHAPTER / settings.output_dir)
+
     where = os.path.relpath(folder)
     print(
         f"device    {device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
     )
     print(
-        f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation {shape}"
+        f"data      {len(loaders.train_set)} training, {len(loaders.val_set)} validation "
+        f"{sample_shape}"
     )
     print(f"model     {sum(p.numel() for p in model.parameters()):,} parameters")
     print(
@@ -76,122 +79,117 @@ def main() -> int:
     )
     print(f"output    {where}", flush=True)
 
-    tracker = None
-    if loaders.rank == 0:
-        tracker = Tracker(folder, config.trainer.wandb, state.step, state.run_id)
+    tracker = None  # rank 0 writes
+    if rank == 0:
+        # Also after a resume, which may have changed some: the next one reads them from here.
+        save_settings(folder, resolved)
+        tracker = Tracker(folder, settings.wandb, state.step, state.run_id)
         state.run_id = tracker.run.id
-    with tracker.run if tracker else contextlib.nullcontext():
-        signal_number = train(state, total_steps, loaders, config.trainer, tracker)
-        if tracker and state.step == total_steps:
-            report(model, loaders.val_set, tracker, state.step)
-    dist.barrier()  # rank 0 may still score and draw
+    with closing(StopRequest()) as stop:
+        train(state, total_steps, loaders, settings, tracker, stop)
+    dist.barrier()  # rank 0 may still write a checkpoint
     dist.destroy_process_group()
-    if state.step < total_steps:
+    if stop.number or state.step < total_steps:
         print(f"stopped after step {state.step}; go on with --resume {where}")
-    return 128 + signal_number if signal_number else 0
+        return 128 + stop.number if stop.number else 0
+    if tracker:
+        report(model, loaders.val_set, tracker, state.step)
+    return 0
 
 
 def train(
     state: TrainingState,
     total_steps: int,
     loaders: RankLoaders,
-    trainer: Namespace,
-    tracker: Any,
-) -> int:
-    """Train to ``total_steps``, or until a signal, whose number is returned, or ``max_steps``."""
-    interrupt = GracefulInterrupt()
+    settings: Namespace,
+    tracker: Tracker | None,
+    stop: StopRequest,
+) -> None:
+    """Train to ``total_steps``, or until a signal or ``settings.max_steps``."""
     device = next(state.model.parameters()).device
+    # Each backward pass averages the gradients over the ranks.
+    parallel = torch.nn.parallel.DistributedDataParallel(state.model)
     checkpoints = tracker.folder / "checkpoints" if tracker else Path()
-    # From here on, each backward pass averages the gradients over the ranks, while it still runs.
-    parallel = DistributedDataParallel(state.model)
-    checkpoint_every = trainer.checkpoint_every_n_steps or total_steps
-    picture_every = trainer.picture_every_n_epochs or trainer.max_epochs
-    # The loader asks for the step when an epoch begins: a resumed run may begin in the middle.
-    train_loader, val_loader = (
-        loaders.train_loader(lambda: state.step),
-        loaders.val_loader(),
-    )
-    bar = tqdm(
-        total=total_steps, initial=state.step, unit="step", disable=not tracker or None
-    )
-    stop = False
-    while state.step < total_steps and not stop:
-        epoch, first = state.step // loaders.steps_per_epoch, state.step
+    checkpoint_every = settings.checkpoint_every_n_steps or total_steps
+    picture_every = settings.picture_every_n_epochs or settings.max_epochs
+    # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
+    train_loader = loaders.train_loader(lambda: state.step)
+    val_loader = loaders.val_loader()
+    bar = tqdm(total=total_steps, initial=state.step, disable=not tracker or None)
+
+    is_stopping = False
+    while state.step < total_steps and not is_stopping:
+        epoch = state.step // loaders.steps_per_epoch
+        first_step = state.step
         start = time.perf_counter()
+
         for x, index in train_loader:
-            lr = state.scheduler.get_last_lr()[0]
-            # What is hidden follows from the samples' numbers and the epoch.
+            # Forward. The samples' numbers and the epoch decide which patches are hidden.
             output = parallel(x.to(device), index.to(device), epoch)
-            loss = train_step(state, output, trainer.gradient_clip_val)
+
+            # Loss: the mean over the hidden ocean values of all ranks, and not the mean of their
+            # means: one rank may have much land. So the gradients of the ranks have to be added.
+            # DDP averages them, which divides by the number of ranks: multiply by it.
+            count = sum_over_ranks(output.valid_count).clamp(min=1)
+            loss = output.squared_error / count * dist.get_world_size()
+
+            # Backward.
+            state.optimizer.zero_grad()
+            loss.backward()
+
+            # Clip.
+            clip_gradients(state.model, settings.gradient_clip_val, state.step + 1)
+
+            # Step.
+            lr = state.scheduler.get_last_lr()[0]
+            state.optimizer.step()
+            state.scheduler.step()
+            state.step += 1
             bar.update()
-            if tracker and state.step % trainer.log_every_n_steps == 0:
-                speed = (
-                    (state.step - first)
-                    * loaders.batch_size
-                    / (time.perf_counter() - start)
-                )
-                row = {"train_loss": loss, "lr": lr, "samples_per_second": speed}
-                tracker.log(state.step, epoch, row)
-                bar.set_postfix_str(
-                    f"loss {loss:.4f}, {speed:.0f} samples/s", refresh=False
-                )
-            # Only one rank may have got a signal. They ask each other, so that all stop together.
-            number = torch.tensor(interrupt.signal_number, device=device)
-            dist.all_reduce(number, dist.ReduceOp.MAX)
-            interrupt.signal_number = int(number)
-            # Not >=, because a resumed run reads the same max_steps, and goes past it.
-            stop = interrupt.signal_number > 0 or state.step == trainer.max_steps
-            if state.step % loaders.steps_per_epoch == 0:
-                sums = evaluate(state.model, val_loader, baselines={})[
-                    "masked autoencoder"
-                ]
-                scores = to_scores(sum_over_ranks(sums), loaders.val_set)
-                if (
-                    tracker is None
-                ):  # rank 0 writes. The epoch is over, so no break is needed
-                    continue
+
+            # Log.
+            if state.step % settings.log_every_n_steps == 0:
+                samples = (state.step - first_step) * loaders.batch_size
+                row = {
+                    "train_loss": (sum_over_ranks(output.squared_error) / count).item(),
+                    "lr": lr,
+                    "samples_per_second": samples / (time.perf_counter() - start),
+                }
+                if tracker:
+                    tracker.log(state.step, epoch, row)
+                bar.set_postfix(row)
+
+            # Validate at the end of an epoch. best.pt comes before last.pt: after a crash between
+            # the two, or during the validation, the steps since the last checkpoint come again.
+            is_epoch_end = state.step % loaders.steps_per_epoch == 0
+            if is_epoch_end:
+                sums = sum_over_ranks(error_sums(state.model, val_loader))
+                scores = to_scores(sums, loaders.val_set)
+                text = ", ".join(f"{key} {value:.4f}" for key, value in scores.items())
+            if is_epoch_end and tracker:
                 tracker.log(state.step, epoch, scores)
-                shown = ", ".join(
-                    f"{name} {value:.4f}" for name, value in scores.items()
-                )
-                bar.write(f"epoch {epoch + 1} of {trainer.max_epochs}: {shown}")
-                # best.pt first: after a crash between the two, the epoch's end comes again.
+                bar.write(f"epoch {epoch + 1} of {settings.max_epochs}: {text}")
                 if scores["val_loss"] < state.best_loss:
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
+
+            # Save. Not step >= max_steps: a resumed run reads the same max_steps, and goes past it.
+            # One rank alone may have got a signal. All stop by the answer, which is the same on all
+            # of them: a signal during the exchange counts after the next step.
+            number = max_over_ranks(stop.number)
+            stop.number = stop.number or number
+            is_stopping = number > 0 or state.step == settings.max_steps
+            is_due = is_epoch_end or is_stopping or state.step % checkpoint_every == 0
+            if tracker and is_due:
                 state.save(checkpoints / "last.pt")
-                if (epoch + 1) % picture_every == 0:
-                    draw(state.model, loaders.val_set, tracker, state.step, scores={})
-            elif tracker and (stop or state.step % checkpoint_every == 0):
-                state.save(checkpoints / "last.pt")
-            if stop:
+            if tracker and is_epoch_end and (epoch + 1) % picture_every == 0:
+                draw(state.model, loaders.val_set, tracker, state.step, scores={})
+            if is_stopping:
                 break
     bar.close()
-    # Ends the loaders' workers now. Matplotlib may keep this function's variables until the garbage
-    # is collected, and then a worker takes five seconds to end.
+    # Ends the loaders' workers now. Matplotlib keeps this function's variables for a while, and a
+    # worker that ends later takes many seconds.
     del train_loader, val_loader
-    return interrupt.signal_number
-
-
-def train_step(state: TrainingState, output: Output, clip: float) -> float:
-    """Take one optimiser step and return the loss. Raises UserError if it is not finite."""
-    # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one rank
-    # may have much land. DDP divides by the number of ranks, which is taken back here. A batch that
-    # is all land has none and gives a loss of 0.
-    count = sum_over_ranks(output.valid_count).clamp(min=1)
-    loss = output.squared_error * dist.get_world_size() / count
-    state.optimizer.zero_grad()
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
-    # Before the step: a norm that is NaN makes all gradients NaN, and one step all weights.
-    if not torch.isfinite(loss + norm):
-        raise UserError(
-            f"step {state.step + 1}: loss {loss}, gradient {norm}; lower optimizer.lr?"
-        )
-    state.optimizer.step()
-    state.scheduler.step()
-    state.step += 1
-    return (sum_over_ranks(output.squared_error) / count).item()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 
 import pandas as pd
 from matplotlib.figure import Figure
+
 from src.config import CHAPTER
 from src.tracking import new_run_folder
 
@@ -32,12 +33,12 @@ def main() -> None:
     """Train in all ways; prints a table and draws the curves."""
     folder = new_run_folder(CHAPTER / "output" / "same_curve")
     figure = Figure(figsize=(9, 6.5), layout="constrained")
-    above, below = figure.subplots(2, sharex=True, height_ratios=[2, 1])
+    loss_axis, difference_axis = figure.subplots(2, sharex=True, height_ratios=[2, 1])
     reference = None
     print("largest relative difference in      50 steps all steps", flush=True)
-    for number, (name, words) in enumerate(WAYS.items()):
+    for number, (name, arguments) in enumerate(WAYS.items()):
         output = f"--trainer.output_dir={folder}/{number}"
-        command = [sys.executable, *words, *SETTINGS, *sys.argv[1:], output]
+        command = [sys.executable, *arguments, *SETTINGS, *sys.argv[1:], output]
         # The runs' progress bars stay: they go to stderr.
         subprocess.run(command, cwd=CHAPTER, stdout=subprocess.DEVNULL, check=True)
         metrics = pd.read_csv(f"{folder}/{number}/run_1/metrics.csv", index_col="step")
@@ -49,12 +50,14 @@ def main() -> None:
             flush=True,
         )
         # Each line is thinner than the one before, which it would otherwise hide.
-        above.semilogy(loss, linewidth=9 - 2.5 * number, label=name)
-        below.plot(difference)
-    above.set(ylabel="training loss")
-    above.legend()
-    below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
-    below.set_yscale("symlog", linthresh=1e-8)
+        loss_axis.semilogy(loss, linewidth=9 - 2.5 * number, label=name)
+        difference_axis.plot(difference)
+    loss_axis.set(ylabel="training loss")
+    loss_axis.legend()
+    difference_axis.set(
+        xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch"
+    )
+    difference_axis.set_yscale("symlog", linthresh=1e-8)
     figure.savefig(folder / "same_curve.png", dpi=110)
     print(f"look at {folder.relative_to(CHAPTER)}: same_curve.png")
 

@@ -3,7 +3,7 @@
 uv run python build_store.py ocean                                   the store of the default run
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
 uv run python build_store.py cube --months 1200 --height 720 --width 1440    synthetic, any size
-uv run python build_store.py statistics --url URL --train_months "[0,960]"   of any Zarr store
+uv run python build_store.py statistics --url URL --train_period "[1900,1979]"   of any Zarr store
 
 On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 """
@@ -16,11 +16,13 @@ import xarray as xr
 from distributed import Client
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
+
 from src.config import HelpFormatter
 from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
 from src.data.cube import cube_fields
-from src.data.pytorch_dataset import Months, Window, ocean_fields
+from src.data.pytorch_dataset import ocean_fields
 from src.data.store import select
+from src.data.windows import Period, Window
 from src.errors import one_line_errors
 
 
@@ -30,14 +32,14 @@ def ocean(url: str = OCEAN) -> None:
     Args:
         url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
     """
-    build(url, ocean_fields(), OCEAN_CHUNK, (0, 30))
+    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"))
 
 
 def netcdf(
     files: list[str],
     variables: list[str],
     url: str,
-    train_months: Months,
+    train_period: Period,
     chunk: Window,
 ) -> None:
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
@@ -46,7 +48,7 @@ def netcdf(
         files: in any order.
         variables: which of their variables.
         url: where to.
-        train_months: the first step of the training period, and the first after its end.
+        train_period: first and last date of the training, both inclusive.
         chunk: steps, latitudes and longitudes of a chunk.
     """
     fields = xr.open_mfdataset(files, chunks={})
@@ -57,7 +59,7 @@ def netcdf(
         {old: new for old, new in names.items() if old in fields.dims}
     )
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    build(url, select(fields, variables, str(files)), chunk, train_months)
+    build(url, select(fields, variables, str(files)), chunk, train_period)
 
 
 def cube(
@@ -79,7 +81,9 @@ def cube(
         seed: another seed gives another ocean.
     """
     fields = cube_fields((months, height, width), chunk, seed)
-    build(url, fields, chunk, (0, months * 4 // 5))
+    first = str(fields["time"].values[0])
+    last = str(fields["time"].values[months * 4 // 5 - 1])
+    build(url, fields, chunk, (first[:7], last[:7]))
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 from matplotlib.figure import Figure
+
 from src.config import CHAPTER, HelpFormatter
 
 Window = tuple[PositiveInt, ...]

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from distributed import Client
+from tqdm import tqdm
+
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import one_line_errors
-from tqdm import tqdm
 
 MODES = ("none", "single-threaded", "threads", "cluster")
 

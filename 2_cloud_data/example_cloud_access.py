@@ -4,9 +4,10 @@ uv run python example_cloud_access.py
 """
 
 import fsspec
+from utils import timed
+
 from src.data.s3_server import connect
 from src.errors import one_line_errors
-from utils import timed
 
 FOLDER = "s3://embedded/example"
 SIZE = 8_192_000  # bytes

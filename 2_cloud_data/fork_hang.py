@@ -3,9 +3,10 @@
 # fork copies the memory of a process, but only the thread that calls it. The worker inherits pools
 # of threads and an event loop that look alive, hands them a request, and waits for ever.
 
+from torch.utils.data import DataLoader
+
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import one_line_errors
-from torch.utils.data import DataLoader
 
 
 def main() -> None:

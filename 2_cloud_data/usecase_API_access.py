@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 from dotenv import load_dotenv
-from src.data.build import build
-from src.errors import UserError, one_line_errors
 from tenacity import (
     retry,
     retry_if_exception_type,
     stop_after_attempt,
     wait_random_exponential,
 )
+
+from src.data.build import build
+from src.errors import UserError, one_line_errors
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed
@@ -47,7 +48,9 @@ def fetch(open_dataset: Any, options: argparse.Namespace) -> None:
     fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
     # The attributes hold the request, so that another request does not continue this store.
     fields.attrs = {name: str(value) for name, value in vars(options).items()}
-    build(options.url, fields, (16, 128, 128), (0, fields.sizes["time"] * 4 // 5))
+    days = fields["time"].dt.strftime("%Y-%m-%d").values
+    train_period = (days[0], days[len(days) * 4 // 5 - 1])  # the first four fifths
+    build(options.url, fields, (16, 128, 128), train_period)
 
 
 def main() -> None:

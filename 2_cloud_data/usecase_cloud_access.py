@@ -5,11 +5,12 @@ uv run python usecase_cloud_access.py --url s3://mur-sst/zarr-v1 --anonymous tru
 """
 
 from jsonargparse import auto_cli
+from utils import timed
+
 from src.config import HelpFormatter
 from src.data.build import OCEAN, build_ocean
 from src.data.store import open_fields, open_store
 from src.errors import one_line_errors
-from utils import timed
 
 WINDOW = {"time": 12, "lat": 16, "lon": 32}
 
@@ -22,7 +23,7 @@ def main(url: str = OCEAN, anonymous: bool = False) -> None:
         anonymous: read public data, without credentials.
     """
     if url == OCEAN:
-        build_ocean(train_months=(0, 30))
+        build_ocean(train_period=("2006-04", "2008-09"))
 
     # Reads metadata and coordinates only, however large the store is.
     fields = open_fields(open_store(url, anonymous=anonymous))

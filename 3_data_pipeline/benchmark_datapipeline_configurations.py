@@ -22,14 +22,16 @@ from typing import Any
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 from slow_network import slow_network
-from src.config import CHAPTER, HelpFormatter
-from src.data.fast_dataset import LookAhead
-from src.data.loaders import Loaders, TrainBatches
-from src.data.s3_server import BUCKET, connect
-from src.errors import UserError, one_line_errors
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from utils import Timed, collate, memory, read_configurations
+
+from src.config import CHAPTER, HelpFormatter
+from src.data.fast_dataset import LookAhead
+from src.data.loaders import Loaders
+from src.data.s3_server import BUCKET, connect
+from src.errors import UserError, one_line_errors
+from src.reproducibility import ResumableBatches
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     workers = settings["num_workers"]
     # For its order and options only; nothing is validated, so one dataset serves as both splits.
     loaders = Loaders(lambda split: dataset, settings["batch_size"], workers)
-    batches: Any = TrainBatches(**loaders.batch_arguments(lambda: 0))
+    batches: Any = ResumableBatches(**loaders.batch_arguments(lambda: 0))
     timed = Timed(dataset, settings.get("dask_threads"))
     if hasattr(dataset, "prefetch") and not workers:
         batches = LookAhead(batches, timed)
@@ -58,9 +60,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
         timed, batch_sampler=batches, collate_fn=collate, **options
     ):
         got = time.perf_counter()
-        time.sleep(
-            settings["train_step_time"]
-        )  # a GPU computes, and this process is free
+        # A GPU computes, and this process is free.
+        time.sleep(settings["train_step_time"])
         done = time.perf_counter()
         steps.append([start, end, asked, got, done])
         asked = done

@@ -16,14 +16,15 @@ import tensorstore as ts
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from slow_network import slow_network
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from utils import read_configurations
+
 from src.config import CHAPTER, HelpFormatter
 from src.data.fast_dataset import FastDataset, LookAhead, spec
 from src.data.loaders import epoch_order
 from src.data.store import AXES
 from src.errors import one_line_errors
-from torch.utils.data import DataLoader
-from tqdm import tqdm
-from utils import read_configurations
 
 TEXTS = {
     "model": "that it needs",
@@ -43,7 +44,7 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
         touched = [
             {i % size // c for i in range(place.start, place.stop)}
             for place, size, c in zip(
-                dataset.slices(index), sizes, dataset.chunk[1:], strict=True
+                dataset.grid.slices(index), sizes, dataset.chunk[1:], strict=True
             )
         ]
         places |= set(itertools.product(*touched))

@@ -1,6 +1,6 @@
 """Train a masked autoencoder with Lightning, on one device or on many.
 
-uv run python lightning_train.py                               as pytorch_train.py, to the bit
+uv run python lightning_train.py                               as chapter 0's training, to the bit
 uv run python lightning_train.py -c config/two_processes.yaml  DDP on two CPU processes
 uv run python lightning_train.py --trainer.devices 8           DDP on eight GPUs
 uv run python lightning_train.py --resume output/run_1         go on where a run stopped
@@ -17,11 +17,15 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
+
+from src.atomic_checkpoint_io import AtomicCheckpointIO
 from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
 from src.data.lightning_datamodule import FieldDataModule
 from src.errors import one_line_errors
-from src.lightning_callbacks import AtomicCheckpointIO, Report, StopAndSave
+from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
+from src.report_callback import Report
+from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
 
 
@@ -40,27 +44,32 @@ class LightningSettings(TrainerSettings):
     strategy: Literal["auto", "ddp"] = "auto"
 
 
-def main() -> None:
-    """Read the settings and train."""
-    classes = AutoencoderModule, FieldDataModule, LightningSettings
-    config, resolved = parse_config(__doc__, None, *classes)
-    settings, seed = config.trainer, config.seed_everything
-    choose_device(
-        settings.accelerator
-    )  # one line of error if there is none; Lightning chooses
-    folder = Path(config.resume or ".").resolve()  # ModelCheckpoint compares paths
-    # Each rank runs this script, from the first line on. Rank 0 alone makes a folder; the others
-    # get None, and write nothing.
-    if not config.resume and (
-        new := rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)
-    ):
-        folder = new
-        (folder / "config.yaml").write_text(resolved)
+def main() -> int:
+    """Read the settings and train. Returns the exit code."""
+    config, resolved = parse_config(
+        __doc__, None, AutoencoderModule, FieldDataModule, LightningSettings
+    )
+    settings = config.trainer
+    # For its one line of error. Lightning chooses the device itself.
+    choose_device(settings.accelerator)
+    if settings.devices > 1 and settings.num_nodes == 1 and not has_rank():
+        return launch(settings.devices)
 
+    # From here on every rank runs every line.
+    if config.resume:
+        folder = Path(config.resume).resolve()
+    elif rank_zero_only.rank == 0:
+        # ModelCheckpoint compares paths, links and all.
+        folder = new_run_folder(CHAPTER / settings.output_dir).resolve()
+    else:
+        folder = Path()  # the other ranks write nothing
+
+    seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
-    data = build(FieldDataModule, config.data, shared)
-    module = build(AutoencoderModule, config.model, shared)
+    data = build(FieldDataModule, config.get("data"), shared)
+    module = build(AutoencoderModule, config.get("model"), shared)
+
     trainer = L.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
@@ -71,12 +80,12 @@ def main() -> None:
         log_every_n_steps=settings.log_every_n_steps,
         deterministic="warn" if settings.deterministic else False,
         default_root_dir=folder,
-        use_distributed_sampler=False,  # RankBatches shares the batches out
+        use_distributed_sampler=False,  # ResumableBatches shares the batches out
         logger=False,  # Report does it
         enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
         plugins=[AtomicCheckpointIO()],
         callbacks=[
-            Report(settings.wandb, settings.picture_every_n_epochs),
+            Report(settings.wandb, settings.picture_every_n_epochs, resolved),
             StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
             ModelCheckpoint(
                 filename="best", monitor="val_loss", enable_version_counter=False
@@ -85,21 +94,21 @@ def main() -> None:
             ModelCheckpoint(filename="last", enable_version_counter=False),
         ],
     )
-    trainer.fit(
-        module,
-        data,
-        ckpt_path=folder / "checkpoints/last.ckpt" if config.resume else None,
-    )
+    checkpoint = folder / "checkpoints" / "last.ckpt" if config.resume else None
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    return 0
 
 
-def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
-    """Instantiate a class with its section, and with the shared settings that it accepts."""
-    known = inspect.signature(kind).parameters
-    return kind(
-        **vars(settings), **{name: shared[name] for name in shared if name in known}
-    )
+def build(kind: type, settings: Namespace | None, shared: dict[str, Any]) -> Any:
+    """Instantiate a class with its section, and with the shared settings that it accepts.
+
+    A class without arguments has no section.
+    """
+    accepted = inspect.signature(kind).parameters
+    arguments = {name: value for name, value in shared.items() if name in accepted}
+    return kind(**arguments, **vars(settings or Namespace()))
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        sys.exit(main())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
+
 from src.config import CHAPTER, HelpFormatter
 from src.errors import one_line_errors
 

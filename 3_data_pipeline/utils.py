@@ -8,8 +8,9 @@ from typing import Any
 import dask
 import psutil
 import yaml
-from src.errors import UserError
 from torch.utils.data import Dataset, default_collate
+
+from src.errors import UserError
 
 
 class Timed(Dataset):

@@ -17,13 +17,14 @@ import pandas as pd
 import torch
 from instruments import build, describe, fit, options
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode
+
 from src.errors import one_line_errors
 from src.model.lightning_module import AutoencoderModule
 from src.model.pytorch_model import MaskedAutoencoder
 from src.step_timer import WARMUP, StepTimer
-from torch import Tensor
-from torch.utils.benchmark import Timer
-from torch.utils.flop_counter import FlopCounterMode
 
 
 class CountStep(Callback):

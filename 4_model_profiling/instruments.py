@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.profilers import Profiler
 from lightning_trainer import AutoencoderCLI
+
 from src.config import CHAPTER, choose_device
 from src.errors import UserError
 from src.model.lightning_module import AutoencoderModule
@@ -57,9 +58,8 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 def import_class(path: str, kind: type) -> Any:
     """A subclass of ``kind``. Raises UserError if there is none of that name."""
-    sys.path.insert(
-        0, str(Path.cwd())
-    )  # classes in the current folder can be imported then
+    # Classes in the current folder can be imported then.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         loaded: Any = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -76,15 +76,13 @@ def build(
     callbacks: list[Callback],
 ) -> LightningCLI:
     """Module, data and Trainer with the config's callbacks and these, which write to ``folder``."""
-    os.environ.setdefault(
-        "WANDB_MODE", "disabled"
-    )  # to start it would take longer than the steps
+    # To start it would take longer than the steps.
+    os.environ.setdefault("WANDB_MODE", "disabled")
     model_class = import_class(chosen.model_class, L.LightningModule)
     data_class = import_class(chosen.data_class, L.LightningDataModule)
     device = choose_device(chosen.device).type
-    if (
-        chosen.precision.startswith("16") and device == "cpu"
-    ):  # Lightning would take bfloat16
+    if chosen.precision.startswith("16") and device == "cpu":
+        # Lightning would take bfloat16.
         raise UserError(
             f"--precision {chosen.precision}: needs a GPU; 32 and bf16-mixed do not"
         )

@@ -1,7 +1,9 @@
-"""Your own data: monthly fields from a NetCDF file with axes for time, latitude and longitude."""
+"""Your own data: fields from a NetCDF file with axes for time, latitude and longitude."""
 
 import xarray as xr
-from src.data.pytorch_dataset import Months, Split, Window, WindowDataset
+
+from src.data.pytorch_dataset import Split, WindowDataset
+from src.data.windows import Period, Window
 
 
 class MyDataset(WindowDataset):
@@ -14,12 +16,11 @@ class MyDataset(WindowDataset):
         variables: list[str],
         window: Window,
         train_stride: Window,
-        train_months: Months,
-        val_months: Months,
+        train_period: Period,
+        val_period: Period,
     ) -> None:
         # WindowDataset expects the axes time, lat and lon: rename those of your file here.
-        fields = xr.load_dataset(path)[variables].rename(
-            latitude="lat", longitude="lon"
-        )
+        fields = xr.open_dataset(path)[variables].load()
+        fields = fields.rename(latitude="lat", longitude="lon")
         stride = train_stride if split == "train" else window
-        super().__init__(fields, split, window, stride, train_months, val_months)
+        super().__init__(fields, split, window, stride, train_period, val_period)

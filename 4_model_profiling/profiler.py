@@ -21,6 +21,7 @@ from lightning.pytorch.profilers import (
     PyTorchProfiler,
     SimpleProfiler,
 )
+
 from src.config import CHAPTER
 from src.errors import one_line_errors
 
@@ -55,9 +56,8 @@ def main() -> None:
             )
         for report in sorted(folder.glob(f"*{name}_profiler_output*")):
             print(f"{name}: {os.path.relpath(report)}")
-            if (
-                report.suffix == ".txt" and name != "advanced"
-            ):  # the advanced one is long
+            if report.suffix == ".txt" and name != "advanced":
+                # The advanced one is long.
                 lines = [
                     line
                     for line in report.read_text().splitlines()

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from einops import rearrange
+from torch import Tensor
+
 from src.model import pytorch_model
 from src.model.lightning_module import AutoencoderModule
 from src.model.masking import Mask, random_mask
 from src.model.transformer import Attention
-from torch import Tensor
 
 
 class ExplicitAttention(Attention):

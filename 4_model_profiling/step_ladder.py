@@ -19,10 +19,11 @@ import pandas as pd
 import torch
 from instruments import build, describe, fit, new_folder, options
 from lightning.pytorch.callbacks import Callback
-from src.errors import UserError, one_line_errors
-from src.step_timer import WARMUP, StepTimer
 from timing_benchmark import COLORS, save
 from tqdm import tqdm
+
+from src.errors import UserError, one_line_errors
+from src.step_timer import WARMUP, StepTimer
 
 # Each rung adds its settings to those of the rungs before it.
 RUNGS = {

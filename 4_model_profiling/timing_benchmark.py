@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 from instruments import build, describe, fit, new_folder, options
+
 from src.errors import UserError, one_line_errors
 from src.step_timer import WARMUP, StepTimer
 

@@ -12,9 +12,10 @@ from statistics import fmean, median
 
 import matplotlib.pyplot as plt
 from short_run import Recorder, read_options, results_folder, short_training
+from tqdm import tqdm
+
 from src.config import choose_device
 from src.errors import one_line_errors
-from tqdm import tqdm
 
 
 def main() -> None:

@@ -14,9 +14,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jsonargparse import Namespace
 from short_run import Recorder, read_options, results_folder, short_training
+from tqdm import tqdm
+
 from src.errors import one_line_errors
 from src.optim import Schedule
-from tqdm import tqdm
 
 
 # A training for each schedule and seed.

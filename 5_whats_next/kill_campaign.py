@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning_train
+from tqdm import tqdm
+
 from src.callbacks import CloudUploadCallback
 from src.config import CHAPTER
-from src.lightning_callbacks import StopAndSave
-from tqdm import tqdm
+from src.stop_and_save import StopAndSave
 
 EVERYTHING = {
     "steps": range(12),

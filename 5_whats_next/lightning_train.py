@@ -1,6 +1,6 @@
 """Train a masked autoencoder with Lightning, on one device or on many; go on after anything.
 
-uv run python lightning_train.py                               as pytorch_train.py, to the bit
+uv run python lightning_train.py                               as chapter 0's training, to the bit
 uv run python lightning_train.py -c config/two_processes.yaml  DDP on two CPU processes
 uv run python lightning_train.py --trainer.run_name mine       begin this run, or go on with it
 uv run python lightning_train.py --resume output/run_1         go on where a run stopped
@@ -19,6 +19,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
+
 from src.callbacks import CloudUploadCallback, storage_path
 from src.checkpoint_files import DurableCheckpointIO
 from src.cloud_run import find_run
@@ -26,8 +27,10 @@ from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
 from src.data.lightning_datamodule import FieldDataModule
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
-from src.lightning_callbacks import Report, StopAndSave
+from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
+from src.report_callback import Report
+from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
 
 
@@ -59,16 +62,24 @@ class LightningSettings(TrainerSettings):
 CLASSES = AutoencoderModule, FieldDataModule, LightningSettings
 
 
-def main() -> None:
-    """Read the settings and train."""
+def main() -> int:
+    """Read the settings and train. Returns the exit code."""
     load_environment()
     config, resolved, folder, checkpoint = find_start(sys.argv[1:])
     settings = config.trainer
+    # For its one line of error. Lightning chooses the device itself.
+    choose_device(settings.accelerator)
+    if settings.devices > 1 and settings.num_nodes == 1 and not has_rank():
+        return launch(settings.devices)
+
+    # From here on every rank runs every line. Rank 0 alone makes a folder, and writes.
+    if not folder:
+        is_first = rank_zero_only.rank == 0
+        folder = new_run_folder(CHAPTER / settings.output_dir) if is_first else Path()
     if not checkpoint and rank_zero_only.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(resolved)
     callbacks = [
-        Report(settings.wandb, settings.picture_every_n_epochs),
+        Report(settings.wandb, settings.picture_every_n_epochs, resolved),
         StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
         CloudUploadCallback(
             settings.cloud_storage_path,
@@ -83,10 +94,14 @@ def main() -> None:
     ]
     trainer, module, data = build_training(config, folder, callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint)
+    return 0
 
 
-def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]:
-    """The settings, also as YAML, the run's folder, and the checkpoint that it goes on from."""
+def find_start(arguments: list[str]) -> tuple[Namespace, str, Path | None, Path | None]:
+    """The settings, also as YAML, the run's folder, and the checkpoint that it goes on from.
+
+    A new run without a name has no folder yet.
+    """
     # Needed before the settings are read: their file may have to be downloaded into this folder.
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
@@ -103,16 +118,13 @@ def find_start(arguments: list[str]) -> tuple[Namespace, str, Path, Path | None]
         folder = Path(config.resume).resolve()
         return config, resolved, folder, find_run(folder, "must", cloud="")
     if not settings.run_name:
-        # Each rank runs this script, from the first line on; rank 0 alone makes a folder.
-        new = rank_zero_only(new_run_folder)(CHAPTER / settings.output_dir)
-        return config, resolved, new or Path(), None
+        return config, resolved, None, None
     folder = CHAPTER / settings.output_dir / settings.run_name
     checkpoint = find_run(
         folder, settings.resume_policy, storage_path(settings.cloud_storage_path)
     )
-    if (
-        checkpoint
-    ):  # the saved settings apply; a setting given here must not contradict them
+    if checkpoint:
+        # The saved settings apply; a setting given here must not contradict them.
         config, resolved = parse_config(
             __doc__, [*arguments, f"--resume={folder}"], *CLASSES
         )
@@ -125,14 +137,13 @@ def build_training(
     """Trainer, module and data of these settings."""
     settings, seed = config.trainer, config.seed_everything
     device = choose_device(settings.accelerator)
-    if (
-        settings.precision == "16-mixed" and device.type == "cpu"
-    ):  # Lightning would take bfloat16
+    if settings.precision == "16-mixed" and device.type == "cpu":
+        # Lightning would take bfloat16.
         raise UserError("trainer.precision: 16-mixed needs a GPU; bf16-mixed does not")
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
-    data = build(FieldDataModule, config.data, shared)
-    module = build(AutoencoderModule, config.model, shared)
+    data = build(FieldDataModule, config.get("data"), shared)
+    module = build(AutoencoderModule, config.get("model"), shared)
     trainer = L.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
@@ -144,7 +155,7 @@ def build_training(
         log_every_n_steps=settings.log_every_n_steps,
         deterministic="warn" if settings.deterministic else False,
         default_root_dir=folder,
-        use_distributed_sampler=False,  # RankBatches shares the batches out
+        use_distributed_sampler=False,  # ResumableBatches shares the batches out
         logger=False,  # Report does it
         enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
         plugins=[DurableCheckpointIO()],
@@ -153,14 +164,16 @@ def build_training(
     return trainer, module, data
 
 
-def build(kind: type, settings: Namespace, shared: dict[str, Any]) -> Any:
-    """Instantiate a class with its section, and with the shared settings that it accepts."""
-    known = inspect.signature(kind).parameters
-    return kind(
-        **vars(settings), **{name: shared[name] for name in shared if name in known}
-    )
+def build(kind: type, settings: Namespace | None, shared: dict[str, Any]) -> Any:
+    """Instantiate a class with its section, and with the shared settings that it accepts.
+
+    A class without arguments has no section.
+    """
+    accepted = inspect.signature(kind).parameters
+    arguments = {name: value for name, value in shared.items() if name in accepted}
+    return kind(**arguments, **vars(settings or Namespace()))
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        sys.exit(main())

@@ -1,18 +1,23 @@
-"""The same training, with the command line that LightningCLI makes from the signatures."""
+"""The same training, with the command line that LightningCLI makes from the signatures.
 
-# uv run python -m lightning_trainer fit -c config/cli_config.yaml
-# uv run python -m lightning_trainer fit -c config/two_processes.yaml
-# uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
+uv run python -m lightning_trainer fit -c config/cli_config.yaml
+uv run python -m lightning_trainer fit -c config/two_processes.yaml
+uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
+"""
 
+import sys
 from pathlib import Path
 
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
+
 from src.config import CHAPTER
 from src.data.lightning_datamodule import FieldDataModule
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
-from src.model.lightning_module import AutoencoderModule, plain
+from src.launch import has_rank, launch
+from src.model.lightning_module import AutoencoderModule
 from src.optim import make_optimizer
 from src.tracking import new_run_folder
 
@@ -27,39 +32,61 @@ class AutoencoderCLI(LightningCLI):
     """Adds the section optimizer, one seed for everything, and a folder for each run."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the section optimizer, and hand it and the seed to module and data."""
         parser.add_function_arguments(
             make_optimizer, "optimizer", skip={"model", "total_steps"}
         )
-        parser.link_arguments("optimizer", "model.optimizer", compute_fn=plain)
+        parser.link_arguments("optimizer", "model.optimizer", compute_fn=vars)
         # LightningCLI's seed_everything may be a bool; a seed is a number.
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def before_instantiate_classes(self) -> None:
-        """Each run gets a folder of its own; a resumed training stays in its checkpoint's."""
+        """Start the ranks, check the settings, choose the run's folder."""
         config = self.config[self.subcommand]
+        launch_ranks(config.trainer)
+        check_trainer(config.trainer)
         if self.subcommand != "fit" and not config.ckpt_path:
             raise UserError(
                 "--ckpt_path: name a checkpoint, or untrained weights are scored"
             )
+
+        # Each run gets a folder of its own; a resumed training stays in its checkpoint's.
         if self.subcommand == "fit" and config.ckpt_path:
-            config.trainer.default_root_dir = str(
-                Path(config.ckpt_path).resolve().parents[1]
-            )
-        elif folder := rank_zero_only(new_run_folder)(CHAPTER / "output"):
+            folder = Path(config.ckpt_path).resolve().parents[1]
             config.trainer.default_root_dir = str(folder)
+        elif rank_zero_only.rank == 0:
+            folder = new_run_folder(CHAPTER / "output").resolve()
+            config.trainer.default_root_dir = str(folder)
+
+
+def launch_ranks(trainer: Namespace) -> None:
+    """Run this command once for each device, and exit; a rank that is started so goes on."""
+    devices = str(trainer.devices)
+    # For "auto" or a list of devices, Lightning starts the processes.
+    is_number = devices.isdigit() and int(devices) > 1
+    if is_number and trainer.num_nodes == 1 and not has_rank():
+        sys.exit(launch(int(devices)))
+
+
+def check_trainer(trainer: Namespace) -> None:
+    """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
+    if trainer.gradient_clip_algorithm not in (None, "norm"):
+        raise UserError("trainer.gradient_clip_algorithm: our module clips by the norm")
+    strategy = trainer.strategy
+    if isinstance(strategy, str) and not strategy.startswith(("auto", "ddp")):
+        raise UserError(f"trainer.strategy: our module works with ddp, not {strategy}")
 
 
 def main() -> None:
     """Read the command line and run the subcommand."""
     load_environment()
+    # A resumed run writes its config.yaml again.
     AutoencoderCLI(
         AutoencoderModule,
         FieldDataModule,
         auto_configure_optimizers=False,  # the module makes its optimizer
-        save_config_kwargs={
-            "overwrite": True
-        },  # a resumed run writes its config.yaml again
+        save_config_kwargs={"overwrite": True},
         parser_kwargs={"allow_abbrev": False}
         | dict.fromkeys(LightningCLI.subcommands(), DEFAULT),
     )

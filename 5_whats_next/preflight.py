@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from short_run import Recorder, read_options, short_training
+
 from src.callbacks import storage_path
 from src.cloud_run import CloudFolder
 from src.config import CHAPTER, choose_device
@@ -75,9 +76,8 @@ class Preflight:
         return f"{size} samples, {size // self.ranks} on each device"
 
     def cores(self) -> str:
-        affinity = getattr(
-            os, "sched_getaffinity", None
-        )  # a cluster's job may not use all
+        # A cluster's job may not use all.
+        affinity = getattr(os, "sched_getaffinity", None)
         here = len(affinity(0)) if affinity else os.cpu_count()
         needed = self.config.trainer.devices * (1 + self.config.data.num_workers)
         slow = "; processes will wait for each other" if needed > here else ""
@@ -142,9 +142,8 @@ class Preflight:
         return f"{path} can be written and read"
 
 
-CHECKS = [
-    name for name in vars(Preflight) if not name.startswith("_")
-]  # in the order above
+# In the order above.
+CHECKS = [name for name in vars(Preflight) if not name.startswith("_")]
 # Seconds for those that ask a server; a store's metadata have the same limit (store.py).
 TIMEOUTS = {"sample": 5.0, "cloud": 5.0}
 
@@ -157,9 +156,8 @@ def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
         try:
             result.append(("ok", check()))
         except Exception as error:  # whatever it is, the other checks go on
-            is_missing = isinstance(
-                getattr(error, "obj", None), Preflight
-            )  # loaders or run
+            # loaders or run
+            is_missing = isinstance(getattr(error, "obj", None), Preflight)
             text = "needs a check that has failed" if is_missing else str(error)
             result.append(("FAIL", " ".join(text.split())))
 

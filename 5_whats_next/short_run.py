@@ -14,6 +14,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning_train import CLASSES, build_training
+
 from src.config import CHAPTER, parse_config
 
 
@@ -47,9 +48,8 @@ class Recorder(Callback):
         self.rates: list[float] = []
         self.seconds: list[float] = []
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
-        self.kept: dict[
-            int, int
-        ] = {}  # bytes of what the first forward pass saves, by address
+        # Bytes of what the first forward pass saves, by address.
+        self.kept: dict[int, int] = {}
         self.hooks, self.parameters = ExitStack(), 0
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:

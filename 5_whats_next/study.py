@@ -19,15 +19,16 @@ import torch
 import yaml
 from lightning_train import CLASSES
 from short_run import Recorder, read_options, results_folder, short_training
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
 from src.config import parse_config
 from src.data.pytorch_dataset import FieldDataset
 from src.errors import UserError, one_line_errors
 from src.evaluation import squared_error, to_scores
 from src.model.masking import random_mask
 from src.model.pytorch_model import MaskedAutoencoder
-from torch import Tensor
-from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 # Short trainings, the same number of samples for each; in memory, so that storage does not limit.
 SHORT = ["--trainer.max_epochs=4", "--data.dataset=OceanDataset"]
@@ -45,12 +46,8 @@ def suggest(trial: Any) -> dict[str, Any]:
     }
 
 
-FIRST = {
-    "patch_size": "[3,4,4]",
-    "mask_ratio": 0.75,
-    "lr": 4e-3,
-    "batch_size": 16,
-}  # config.yaml
+# config.yaml
+FIRST = {"patch_size": "[3,4,4]", "mask_ratio": 0.75, "lr": 4e-3, "batch_size": 16}
 
 
 def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:

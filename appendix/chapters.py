@@ -30,15 +30,16 @@ from measures import (
 ROOT = Path(__file__).resolve().parents[1]
 # Tokens of code, tokens of tests, words.
 LIMITS = {
-    "0_setup": (11_000, 5_000, 2_400),
-    "1_multi_gpu": (6_200, 3_700, 2_600),
+    "0_setup": (11_000, 5_100, 2_400),
+    # Every phase of a run is interrupted there, on one rank and on two: more tests than planned.
+    "1_multi_gpu": (6_200, 5_000, 2_600),
     "2_cloud_data": (9_800, 5_000, 2_800),
     "3_data_pipeline": (7_500, 4_000, 2_800),
     "4_model_profiling": (6_500, 3_000, 2_600),
     "5_whats_next": (11_500, 6_500, 3_200),
 }
 CHAPTERS = list(LIMITS)
-DONE: list[str] = []  # here the limits of density bind; for the others they are printed
+DONE = CHAPTERS[:2]  # here the limits of density bind; for the others they are printed
 WHOLE = {
     "tokens of the last chapter": 33_000,
     "its files": 52,

@@ -2,47 +2,38 @@
 
 import pytest
 import torch
+
 from src.config import CHAPTER
 from src.errors import UserError, one_line_errors
-
 from tests.runs import TINY, call, rows, saved, train
 
-OCEAN = "--data.dataset=OceanDataset"
+CLOSE = "--data.dataset=OceanDataset --data.dataset.val_period=[2009-04,2010-03]"
 BAD_INPUT = {
-    "unknown key": (["--model.mask_ration=0.5"], "mask_ration"),
-    "key cut short": (["--model.dept=3"], "--model.dept"),
-    "wrong type": (["--data.batch_size=many"], "data.batch_size"),
-    "patch size": (["--model.patch_size=[3,4,4]"], "model.patch_size: (3, 4, 4)"),
-    "heads": (
-        ["--model.num_heads=7"],
-        "width 16 is odd, < 6 or no multiple of 7 heads",
-    ),
-    "mask ratio": (["--model.mask_ratio=1.7"], "model.mask_ratio"),
-    "nothing hidden": (
-        ["--model.mask_ratio=0.01"],
-        "model.mask_ratio: 0.01 of 8 patches",
-    ),
-    "batch size": (
-        ["--data.batch_size=35"],
-        "34 to train and 4 to validate, batch_size 35",
-    ),
-    "unknown dataset": (["--data.dataset=Cifar"], "Cifar"),
-    "no archive": (
-        [f"-c={CHAPTER}/config/cifar10.yaml", "--data.dataset.path=no.gz"],
-        "no.gz",
-    ),
-    "too close": ([OCEAN, "--data.dataset.val_months=[36,48]"], "val_months (36, 48)"),
-    "nothing to resume": (["--resume=nowhere"], "nowhere/config.yaml"),
-    "no such device": (["--trainer.accelerator=mps"], "trainer.accelerator: mps"),
+    "--model.mask_ration=0.5": "mask_ration",
+    "--model.dept=3": "--model.dept",
+    "--model.patch_size=[3,4,4]": "(3, 4, 4) does not divide (4, 8, 8)",
+    "--model.num_heads=7": "width 16 is odd, < 6 or no multiple of 7 heads",
+    "--model.mask_ratio=1.7": "model.mask_ratio",
+    "--model.mask_ratio=0.01": "model.mask_ratio: 0.01 hides 0 of 8",
+    "--data.batch_size=35": "34 to train and 4 to validate, batch_size 35",
+    f"-c={CHAPTER}/config/cifar10.yaml --data.dataset.root=nowhere": "CIFAR-10",
+    CLOSE: "val_period ['2009-04', '2010-03'] have to be a window of 12",
+    "--resume=nowhere": "nowhere/config.yaml",
+    "--trainer.accelerator=mps": "trainer.accelerator: mps",
 }
 
 
-@pytest.mark.parametrize(("arguments", "expected"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input(monkeypatch, tmp_path, arguments, expected):
+@pytest.mark.parametrize("arguments", BAD_INPUT)
+def test_bad_input(monkeypatch, tmp_path, arguments):
     monkeypatch.setattr(torch.mps, "is_available", lambda: False)
     with pytest.raises(SystemExit) as caught, one_line_errors():
-        call(monkeypatch, TINY, f"--trainer.output_dir={tmp_path}/output", *arguments)
-    assert expected in caught.value.code
+        call(
+            monkeypatch,
+            TINY,
+            f"--trainer.output_dir={tmp_path}/output",
+            *arguments.split(),
+        )
+    assert BAD_INPUT[arguments] in caught.value.code
     assert "\n" not in caught.value.code
     assert not (tmp_path / "output").exists()
 
@@ -68,20 +59,34 @@ def test_a_resumed_run_keeps_its_configuration(monkeypatch, tmp_path):
         "optimizer.lr=1",
         "data.batch_size=4",
         "seed_everything=1",
+        "trainer.output_dir=elsewhere",
     ):
         with pytest.raises(UserError, match=f"--resume: {change[:5]}"):
             call(monkeypatch, f"--resume={folder}", f"--{change}")
+    # What may change is kept for the next one. Broken by: no save_settings after a resume.
+    call(
+        monkeypatch,
+        f"--resume={folder}",
+        "--trainer.max_epochs=4",
+        "--trainer.max_steps=13",
+    )
+    call(monkeypatch, f"--resume={folder}")
+    assert rows(folder)[-1]["step"] == "16"
 
 
-def test_a_non_finite_loss_stops_before_the_weights_change(monkeypatch, tmp_path):
-    """Broken by: no isfinite in train_step."""
-    with pytest.raises(UserError, match=r"step \d+: loss .*optimizer.lr"):
+def test_a_non_finite_loss_stops_before_the_weights_change(
+    monkeypatch, tmp_path, capsys
+):
+    """And is one line. Broken by: no isfinite in train; `with tracker.run`, which prints more."""
+    with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(
             monkeypatch,
             tmp_path,
             "--optimizer.lr=1e30",
             "--trainer.checkpoint_every_n_steps=1",
+            "--trainer.wandb=offline",
         )
+    assert not capsys.readouterr().err
     assert all(
         weight.isfinite().all()
         for weight in saved(tmp_path / "run_1")["model"].values()

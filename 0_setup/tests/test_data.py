@@ -1,23 +1,23 @@
 """Datasets and loaders: real values, no leakage in time, different workers."""
 
 import hashlib
-import io
 import json
-import tarfile
+import pickle
+from pathlib import Path
 from signal import SIG_IGN, SIGINT, SIGTERM, getsignal
 
 import numpy as np
 import pytest
-import src.data.cifar10 as cifar10
 import torch
 import xarray as xr
-from src.config import CHAPTER
-from src.data.loaders import Loaders
-from src.data.pytorch_dataset import DummyDataset, WindowDataset
-from src.errors import UserError
-from src.reproducibility import worker_init_fn
 from torch.utils.data import DataLoader, Dataset
 
+from src.config import CHAPTER
+from src.data.cifar10 import CIFAR10Dataset
+from src.data.loaders import Loaders
+from src.data.pytorch_dataset import DummyDataset, WindowDataset
+from src.data.windows import find_periods
+from src.errors import UserError, one_line_errors
 from tests.runs import call
 
 
@@ -25,10 +25,8 @@ from tests.runs import call
 def fields() -> xr.Dataset:
     """Three years of two variables near 300, with a coast: the first three columns are land."""
     rng = np.random.default_rng(0)
-    values = {
-        name: rng.normal(300, 1, (36, 10, 12)).astype("float32") for name in ("a", "b")
-    }
-    months = np.datetime64("2001-01-15", "ns") + 30 * np.arange(36).astype(
+    values = {name: rng.normal(300, 1, (36, 10, 12)).astype("float32") for name in "ab"}
+    months = np.datetime64("2001-01", "ns") + 31 * np.arange(36).astype(
         "timedelta64[D]"
     )
     axes = {"time": months, "lat": np.linspace(-4, 4, 10), "lon": np.arange(12) * 30.0}
@@ -39,31 +37,34 @@ def fields() -> xr.Dataset:
 
 
 def windows(fields, split="train", **arguments) -> WindowDataset:
-    settings = {"window": (4, 4, 4), "stride": (1, 1, 1), "train_months": (0, 24)}
-    return WindowDataset(
-        fields, split, **(settings | {"val_months": (30, 36)} | arguments)
-    )
+    settings = {"window": (4, 4, 4), "stride": (1, 1, 1)}
+    settings |= {
+        "train_period": ("2001-01", "2002-12"),
+        "val_period": ("2003-07", "2003-12"),
+    }
+    return WindowDataset(fields, split, **(settings | arguments))
 
 
 def test_windows_are_the_real_values(fields):
-    """Also those that cross the edge of the globe."""
+    """Also those that cross the edge of the globe. Broken by: no % self.width in columns."""
     dataset = windows(fields, wrap_longitude=True)
     for index in (0, 8, len(dataset) - 1):
         x, number = dataset[index]
-        t, y, lon = dataset.slices(index)
+        time, lat, lon = dataset.grid.slices(index)
         restored = x[1].numpy() * dataset.std[1] + dataset.mean[1]
-        expected = np.take(
-            fields["b"].values[t, y], np.arange(lon.start, lon.stop) % 12, axis=2
-        )
+        columns = np.arange(lon.start, lon.stop)
+        expected = np.take(fields["b"].values[time, lat], columns, axis=2, mode="wrap")
         np.testing.assert_allclose(restored, expected, rtol=1e-5)
+        np.testing.assert_array_equal(dataset.coordinates(index)[2], columns * 30)
         assert number == index
 
 
 def test_validation_months_leave_no_trace(fields):
-    """Broken by: values in place of a values.isel(time=...) in WindowDataset.__init__."""
+    """Broken by: values in place of train_values in WindowDataset.__init__."""
     changed = fields.copy(deep=True)
     changed["a"][24:] = 1e6
-    before, after = windows(fields), windows(changed)
+    before = windows(fields)
+    after = windows(changed)
     np.testing.assert_array_equal([before.mean, before.std], [after.mean, after.std])
     np.testing.assert_array_equal(before.monthly_mean, after.monthly_mean)
     for index in range(len(before)):
@@ -73,18 +74,43 @@ def test_validation_months_leave_no_trace(fields):
 
 
 def test_a_gap_of_one_window_and_some_variation(fields):
-    """Broken by: gap < window in check_months."""
-    windows(fields, val_months=(28, 36))
-    windows(
-        fields, train_months=(12, 36), val_months=(0, 8)
-    )  # validation may come first
-    for val_months in ((27, 36), (20, 26), (30, 37)):
-        with pytest.raises(UserError, match="val_months"):
-            windows(fields, val_months=val_months)
+    """Broken by: gap < window[0], or no is_monotonic_increasing, in find_periods."""
+    windows(fields, val_period=("2003-05", "2003-12"))
+    # Validation may come first.
+    later = ("2002-01", "2003-12")
+    windows(fields, train_period=later, val_period=("2001-01", "2001-08"))
+    own_dates = "from 2001-01-01 .* to 2003-12-22"
+    for val_period in (("2003-04", "2003-12"), ("2002-07", "2003-02")):
+        with pytest.raises(
+            UserError, match=f"window of 4 time steps apart.*{own_dates}"
+        ):
+            windows(fields, val_period=val_period)
+    for date in ("2004-01", "2000-12", "June", "2001-13"):
+        with pytest.raises(UserError, match=f"no data of {date}.*{own_dates}"):
+            windows(fields, train_period=("2001-01", date))
+    with pytest.raises(UserError, match="have to rise"):
+        windows(fields.isel(time=slice(None, None, -1)))
     for nothing_to_learn in (np.nan, np.inf, 5.0):
         fields["b"][:24] = nothing_to_learn
         with pytest.raises(UserError, match="standard deviation"):
             windows(fields)
+
+
+@pytest.mark.parametrize(
+    ("step", "period", "expected"),
+    [
+        ("MS", ("2001-02-01", "2001-11"), (1, 11)),
+        ("D", ("2001-01-02", "2001-02"), (1, 59)),
+        ("h", ("2001-01-01T05", "2001-01-02"), (5, 48)),
+    ],
+)
+@pytest.mark.parametrize("use_cftime", [False, True])
+def test_periods_of_any_precision(step, period, expected, use_cftime):
+    """The first and the last date belong to it. Broken by: a step less in find_period."""
+    index = xr.date_range("2001-01", periods=1000, freq=step, use_cftime=use_cftime)
+    far_away = str(index[-1].strftime("%Y-%m-%d"))
+    train, _ = find_periods(index, (1, 1, 1), period, (far_away, far_away))
+    assert (train.start, train.stop) == expected
 
 
 def test_own_data_trains(monkeypatch, tmp_path, fields):
@@ -101,50 +127,58 @@ def test_own_data_trains(monkeypatch, tmp_path, fields):
     assert {"val_loss", "rmse_salinity", "rmse_speed"} == set(scores["climatology"])
 
 
-def test_cifar10_is_downloaded_and_read(tmp_path, monkeypatch):
-    """A miniature archive in the real format: a label, then planes of red, green and blue."""
-    archive, data = tmp_path / "archive", np.random.default_rng(0).bytes(4 * 3073)
-    with tarfile.open(archive, "w:gz") as tar:
-        for name in cifar10.FILES["train"] + cifar10.FILES["val"]:
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    with pytest.raises(UserError, match="damaged or another file"):
-        cifar10.CIFAR10Dataset("train", str(archive))
-    monkeypatch.setattr(cifar10, "URL", archive.as_uri())
-    monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
-    train = cifar10.CIFAR10Dataset("train", str(tmp_path / "copy"), download=True)
-    assert (len(train), train.sample_shape) == (20, (3, 1, 32, 32))
-    restored = (
-        train[6][0][:, 0].numpy() * train.std[:, None, None] + train.mean[:, None, None]
-    )
-    expected = np.frombuffer(data, np.uint8)[2 * 3073 + 1 : 3 * 3073].reshape(3, 32, 32)
-    np.testing.assert_allclose(restored * 255, expected, atol=1e-3)
+def test_cifar10_is_read(tmp_path, monkeypatch):
+    """A few images in torchvision's format; a damaged file is refused."""
+    torchvision = pytest.importorskip("torchvision", reason="needs the group cifar10")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3072), np.uint8)
+    content = pickle.dumps({"data": pixels, "labels": [0] * 4, "label_names": ["cat"]})
+    (tmp_path / "file").write_bytes(content)
+    md5 = hashlib.md5(content).hexdigest()
+    for name in ("train_list", "test_list"):
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, name, [["file", md5]])
+    meta = {"filename": "file", "key": "label_names", "md5": md5}
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "meta", meta)
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "base_folder", "")
+
+    train = CIFAR10Dataset("train", str(tmp_path))
+    assert (len(train), train.sample_shape) == (4, (3, 1, 32, 32))
+    mean, std = train.mean[:, None, None], train.std[:, None, None]
+    restored = train[2][0][:, 0].numpy() * std + mean
+    np.testing.assert_allclose(restored * 255, pixels[2].reshape(3, 32, 32), atol=1e-3)
+    (tmp_path / "file").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="not found or corrupted"):
+        CIFAR10Dataset("train", str(tmp_path))
 
 
 class RandomNumbers(Dataset):
-    rng = np.random.default_rng(0)
-
     def __getitem__(self, index: int) -> torch.Tensor:
         ignores = getsignal(SIGINT) == SIG_IGN and callable(getsignal(SIGTERM))
-        return torch.tensor([torch.rand(()), self.rng.random(), ignores])
+        return torch.tensor([torch.rand(()), ignores])
 
 
-@pytest.mark.parametrize("init", [None, worker_init_fn])
-def test_workers_draw_different_numbers_and_the_same_in_each_run(init):
-    """PyTorch seeds its own generators only. Broken by: no rng or no signals in worker_init_fn."""
+def test_workers_draw_different_numbers_and_the_same_in_each_run():
+    """And go on at a signal. Broken by: no generator or worker_init_fn in Loaders.options."""
     runs = []
     for seed in (0, 1):
-        torch.manual_seed(seed)  # broken by: no generator in Loaders.settings
-        settings = Loaders(DummyDataset, num_workers=2).options() | {
-            "worker_init_fn": init
-        }
-        runs.append(
-            torch.stack(
-                [*DataLoader(RandomNumbers(), None, sampler=range(8), **settings)]
-            )
-        )
+        torch.manual_seed(seed)
+        settings = Loaders(DummyDataset, num_workers=2).options()
+        loader = DataLoader(RandomNumbers(), None, sampler=range(8), **settings)
+        runs.append(torch.stack([*loader]))
     assert runs[0].equal(runs[1])
-    is_different = (runs[0][0::2] != runs[0][1::2]).all(dim=0)  # two workers take turns
-    assert is_different[:2].tolist() == [True, init is not None]
-    assert runs[0][:, 2].all() == (init is not None)
+    numbers, ignores = runs[0].T
+    assert (numbers[0::2] != numbers[1::2]).all()  # two workers take turns
+    assert ignores.all()
+
+
+class Unreadable(Dataset):
+    def __getitem__(self, index: int):
+        return Path("nowhere").open()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_a_worker_is_one_line(monkeypatch, num_workers):
+    """Broken by: str(error) alone in one_line_errors, which is the worker's traceback."""
+    monkeypatch.setattr("multiprocessing.active_children", list)  # this process goes on
+    with pytest.raises(SystemExit) as caught, one_line_errors():
+        next(iter(DataLoader(Unreadable(), sampler=[0], num_workers=num_workers)))
+    assert caught.value.code == "error: [Errno 2] No such file or directory: 'nowhere'"

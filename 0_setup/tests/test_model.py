@@ -3,13 +3,11 @@
 import pytest
 import torch
 from einops import rearrange
+
 from src.model.masking import random_keys, random_mask
 from src.model.pytorch_model import FIELDS, MaskedAutoencoder
 
-DEVICES = [
-    "cpu",
-    *(name for name in ("cuda", "mps") if getattr(torch, name).is_available()),
-]
+GPUS = [name for name in ("cuda", "mps") if getattr(torch, name).is_available()]
 
 
 def small_model(shape=(1, 4, 8, 8), patch_size=(2, 4, 4)) -> MaskedAutoencoder:
@@ -26,13 +24,11 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("shape", "patch_size"), SHAPES)
-@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize("device", ["cpu", *GPUS, "meta"])
 def test_shapes_and_devices(shape, patch_size, device):
     """The meta device refuses tensors of any other device: a check for GPUs without one."""
-    model, x = (
-        small_model(shape, patch_size).to(device),
-        torch.randn(3, *shape, device=device),
-    )
+    model = small_model(shape, patch_size).to(device)
+    x = torch.randn(3, *shape, device=device)
     output = model(x, torch.arange(3, device=device), epoch=0)
     assert output.prediction.shape == output.hidden.shape == x.shape
     assert {tensor.device.type for tensor in output} == {device}
@@ -82,8 +78,7 @@ def test_a_mask_depends_on_seed_epoch_and_index_alone():
         assert not random_mask(valid, index + shift, seed, epoch, 0.75).hidden.equal(
             together
         )
-    for device in (
-        DEVICES
-    ):  # frozen: what one device computes today, all compute in every release
+    # Frozen: what one device computes today, all compute in every release.
+    for device in ["cpu", *GPUS]:
         keys = random_keys(1, 2, torch.tensor([3], device=device), 3)
         assert keys.tolist() == [[1440012108, 5129512240, 24951218]]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import yaml
+
 from src.config import CHAPTER, TrainerSettings, parse_config
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import OceanDataset
@@ -24,7 +25,8 @@ def outcome(*arguments: str) -> int:
     """A hash of what is built from a configuration: samples, a loss, learning rates."""
     config, _ = parse_config("", list(arguments))
     loaders = Loaders(**vars(config.data), seed=config.seed_everything)
-    samples = loaders.train_set.starts, loaders.val_set.starts, loaders.train_set.window
+    grids = (loaders.train_set.grid, loaders.val_set.grid)
+    samples = [(grid.starts, grid.window) for grid in grids]
     batches = list(loaders.train_loader(lambda: 0).batch_sampler)
     torch.manual_seed(0)
     model = MaskedAutoencoder(
@@ -38,7 +40,7 @@ def outcome(*arguments: str) -> int:
 
 class TestParameters(unittest.TestCase):
     def test_every_key_changes_what_is_built(self):
-        window = "--data.dataset.window=[6,8,8]"  # with it, the months can be changed one by one
+        window = "--data.dataset.window=[6,8,8]"  # with it, the periods can be changed one by one
         before = outcome(window)
         for key, value in CHANGES.items():
             self.assertNotEqual(before, outcome(window, f"--{key}={value}"), key)
@@ -63,7 +65,7 @@ class TestParameters(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "mine.yaml"
             path.write_text("model:\n  depth: 7\n  num_heads: 8\n")
-            config, resolved = parse_config("", [f"-c={path}", "--model.num_heads=2"])
+            config, resolved = parse_config("", ["--model.num_heads=2", f"-c={path}"])
             path.write_text(resolved)  # what a run leaves behind repeats the run
             self.assertEqual(resolved, parse_config("", [f"-c={path}"])[1])
         self.assertEqual((config.model.depth, config.model.num_heads), (7, 2))

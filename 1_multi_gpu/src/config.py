@@ -1,13 +1,14 @@
-"""The command line and the YAML files: every key is an argument of what it configures."""
+"""The command line and the YAML files: every key is an argument of what it configures.
 
-# jsonargparse (https://jsonargparse.readthedocs.io) reads keys, types, defaults and help texts from
-# signatures and docstrings. Chapter 1's LightningCLI does the same.
+jsonargparse (https://jsonargparse.readthedocs.io) reads keys, types, defaults and help texts from
+signatures and docstrings. Chapter 1's LightningCLI does the same.
+"""
 
 import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -21,8 +22,16 @@ from src.optim import make_optimizer
 from src.tracking import WandbMode
 
 CHAPTER = Path(__file__).resolve().parents[1]
+DEFAULT_FILE = CHAPTER / "config" / "config.yaml"
 # What a resumed run has to keep: the checkpoint's weights and position fit nothing else.
-FIXED = ("seed_everything", "model", "optimizer", "data.dataset", "data.batch_size")
+FIXED_ON_RESUME = (
+    "seed_everything",
+    "model",
+    "optimizer",
+    "data.dataset",
+    "data.batch_size",
+    "trainer.output_dir",
+)
 
 
 @dataclass
@@ -34,7 +43,7 @@ class TrainerSettings:
         max_steps: stop after this step, with the schedule of max_epochs; -1 means never.
         accelerator: cuda (NVIDIA, AMD), mps (Apple), cpu; auto takes the first that is available.
         deterministic: repeatable kernels, where PyTorch has them; a little slower on a GPU.
-        gradient_clip_val: largest allowed norm of the gradient.
+        gradient_clip_val: largest allowed norm of the gradient; null allows any.
         log_every_n_steps: steps between two rows of training metrics.
         picture_every_n_epochs: epochs between two pictures; 0 means at the end only.
         checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
@@ -46,7 +55,7 @@ class TrainerSettings:
     max_steps: int = -1
     accelerator: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     deterministic: bool = True
-    gradient_clip_val: PositiveFloat = 1.0
+    gradient_clip_val: PositiveFloat | None = 1.0
     log_every_n_steps: PositiveInt = 10
     picture_every_n_epochs: NonNegativeInt = 1
     checkpoint_every_n_steps: NonNegativeInt = 0
@@ -65,7 +74,51 @@ def parse_config(
     data: type = Loaders,
     settings: type = TrainerSettings,
 ) -> tuple[Namespace, str]:
-    """The configuration, and the same as YAML. Raises UserError for a wrong key or value."""
+    """The configuration, and the same as YAML.
+
+    Defaults come from the signatures, then from one file: that of a run to resume, one that -c
+    names, or config/config.yaml. The command line has the last word.
+
+    Raises:
+        UserError: a key or a value is wrong.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = make_parser(description, model, data, settings)
+    # These two decide which file it is, so they are read before everything else.
+    early = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False
+    )
+    early.add_argument("--resume")
+    early.add_argument("-c", "--config", action="append", default=[])
+    try:
+        options, others = early.parse_known_args(arguments)
+        # Files first, wherever they stood: a later option wins over an earlier one.
+        arguments = [*(f"-c={file}" for file in options.config), *others]
+        if options.resume:
+            config = parse_resumed(parser, options.resume, arguments)
+        elif options.config:
+            config = parser.parse_args(arguments)
+        else:
+            check_default_file(parser)
+            config = parser.parse_args([f"-c={DEFAULT_FILE}", *arguments])
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
+
+    # Without --resume: these settings also begin a new run.
+    config.pop("resume")
+    resolved = parser.dump(config, skip_unset=False)
+    config.resume = options.resume
+    # Makes the dataset's factory. The sections stay settings: the train script passes them on.
+    config = parser.instantiate(config, instantiate_groups=False)
+    for key, value in list(config.items()):
+        config[key] = plain(value)
+    return config, resolved
+
+
+def make_parser(
+    description: str, model: type, data: type, settings: type
+) -> ArgumentParser:
+    """A section for each class or function, with an option for each of its arguments."""
     # Without allow_abbrev=False, --model.dept 3 could be taken for another key, or for none.
     parser = ArgumentParser(
         description=description, exit_on_error=False, allow_abbrev=False
@@ -78,7 +131,10 @@ def parse_config(
         "--resume", type=str | None, help="go on with a run: its folder"
     )
     parser.add_argument(
-        "--seed_everything", type=int, default=0, help="of weights, order, masks"
+        "--seed_everything",
+        type=NonNegativeInt,
+        default=0,
+        help="of weights, order, masks",
     )
     parser.add_class_arguments(
         model, "model", skip={"sample_shape", "optimizer", "seed"}
@@ -88,40 +144,53 @@ def parse_config(
         make_optimizer, "optimizer", skip={"model", "total_steps"}
     )
     parser.add_class_arguments(settings, "trainer")
+    return parser
 
-    arguments = sys.argv[1:] if arguments is None else arguments
-    # These two decide which file comes first, so they are read before everything else.
-    early = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False
-    )
-    early.add_argument("--resume")
-    early.add_argument("-c", "--config")
+
+def parse_resumed(
+    parser: ArgumentParser, folder: str, arguments: list[str]
+) -> Namespace:
+    """A run's own settings, with those that are given now and may change."""
+    file = f"-c={folder}/config.yaml"
+    saved = parser.parse_args([file])
+    config = parser.parse_args([file, *arguments])
+    for key in FIXED_ON_RESUME:
+        if config.get(key) != saved.get(key):
+            raise UserError(f"--resume: {key} differs from that of {folder}")
+    return config
+
+
+def check_default_file(parser: ArgumentParser) -> None:
+    """Raise UserError if config/config.yaml does not fit, as with another model than the book's."""
     try:
-        known = early.parse_known_args(arguments)[0]
-        # The defaults of the signatures come first, then a file: that of a run to resume, one that
-        # -c names, or config/config.yaml. Then the command line.
-        file = [f"-c={known.resume or CHAPTER / 'config'}/config.yaml"]
-        sources = arguments if known.config and not known.resume else file + arguments
-        config = parser.parse_args(sources)
-        if known.resume:
-            saved = parser.parse_args(file)
-            for key in FIXED:
-                if config.get(key) != saved.get(key):
-                    raise UserError(
-                        f"--resume: {key} differs from that of {known.resume}"
-                    )
-        resolved = parser.dump(config, skip_unset=False)
-        # Makes the dataset's factory. The sections stay settings: the train script passes them on.
-        return parser.instantiate(config, instantiate_groups=False), resolved
+        parser.parse_args([f"-c={DEFAULT_FILE}"])
     except argparse.ArgumentError as error:
-        raise UserError(str(error)) from error
+        advice = "write a file for your classes, and pass it with -c"
+        raise UserError(f"config/config.yaml: {error}; {advice}") from error
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's own types in place of jsonargparse's, such as PositiveInt.
+
+    Settings end up in checkpoints, and no type but Python's own can be read from there.
+    """
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    for kind in (bool, int, float, str):
+        # bool comes first, because a bool is an int as well.
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def choose_device(accelerator: str) -> torch.device:
     """The device for auto, cuda, mps or cpu. Raises UserError if this machine does not have it."""
     available = [
         name for name in ("cuda", "mps") if getattr(torch, name).is_available()
-    ] + ["cpu"]
+    ]
+    available.append("cpu")
     if accelerator not in ("auto", *available):
         raise UserError(
             f"trainer.accelerator: {accelerator}; this machine has {available}"

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
 
+from src.errors import UserError
+
 
 def make_optimizer(
     model: torch.nn.Module,
@@ -28,15 +30,15 @@ def make_optimizer(
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
-    # Plain floats, because the checkpoint holds them: it is read with weights_only, which refuses
-    # jsonargparse's types.
-    lr, beta1, beta2, weight_decay = map(float, (lr, *betas, weight_decay))
-    groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr, (beta1, beta2), weight_decay=weight_decay)
+    groups: list[Any] = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas)
     warmup_steps = round(warmup_fraction * total_steps)
 
-    # The factor is a function of the step alone, so a resumed run needs no more than that.
     def lr_factor(step: int) -> float:
+        """Of the peak rate; a function of the step alone, so a resumed run needs no more."""
         if step < warmup_steps:
             # + 1: neither the first step has the rate 0, nor two steps the highest one.
             return (step + 1) / (warmup_steps + 1)
@@ -44,3 +46,16 @@ def make_optimizer(
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
+
+
+def clip_gradients(
+    model: torch.nn.Module, largest_norm: float | None, step: int
+) -> None:
+    """Scale the gradients down to ``largest_norm``; None leaves them as they are.
+
+    Raises:
+        UserError: the norm is not finite. One step with it makes all weights NaN.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm or math.inf)
+    if not torch.isfinite(norm):
+        raise UserError(f"step {step}: gradient {norm}; lower optimizer.lr?")

@@ -3,22 +3,27 @@
 import lightning_train
 import lightning_trainer
 import pytest
-from src.data.lightning_datamodule import RankLoaders
-from src.data.pytorch_dataset import DummyDataset
-from src.errors import UserError
 
+from src.data.pytorch_dataset import DummyDataset
+from src.distributed import RankLoaders
+from src.errors import UserError
 from tests.runs import call, rows, saved, train
 
 
 def test_ranks_share_the_samples_or_refuse():
-    """Broken by: yield batch in RankBatches: all ranks would do the same work."""
-    with pytest.raises(UserError, match=r"batch_size: 9 is no multiple of 2"):
-        RankLoaders(0, 2, dataset=DummyDataset, batch_size=9, seed=0)
+    """Broken by: yield batch in ResumableBatches: all ranks would do the same work."""
+    with pytest.raises(UserError, match="batch_size: 9 is no multiple of 2"):
+        RankLoaders(0, 2, dataset=DummyDataset, batch_size=9)
+    with pytest.raises(UserError, match="64 validation samples for 66 processes"):
+        RankLoaders(0, 66, dataset=DummyDataset, batch_size=66)
     ranks = [RankLoaders(rank, 2, dataset=DummyDataset, seed=0) for rank in (0, 1)]
-    for loaders in zip(
-        *[(r.train_loader(lambda: 3), r.val_loader()) for r in ranks], strict=True
-    ):
-        indices = [int(i) for loader in loaders for _, index in loader for i in index]
+    for kind in ("train", "val"):
+        indices = []
+        for rank in ranks:
+            loader = (
+                rank.val_loader() if kind == "val" else rank.train_loader(lambda: 3)
+            )
+            indices += [int(i) for _, index in loader for i in index]
         assert len(indices) == len(set(indices))
 
 
@@ -30,8 +35,14 @@ def test_the_command_line_refuses(monkeypatch, capsys, tmp_path):
     with pytest.raises(UserError, match="untrained weights"):
         call(monkeypatch, "test", script=lightning_trainer)
     monkeypatch.setattr(lightning_trainer, "CHAPTER", tmp_path)
-    for setting in ("accumulate_grad_batches=2", "limit_train_batches=2"):
-        with pytest.raises(UserError, match="an optimiser step per batch"):
+    for setting in (
+        "accumulate_grad_batches=2",
+        "limit_train_batches=2",
+        "precision=16-mixed",
+    ):
+        with pytest.raises(
+            UserError, match=r"an optimiser step per batch|with chapter 5"
+        ):
             call(monkeypatch, "fit", f"--trainer.{setting}", script=lightning_trainer)
 
 
@@ -41,10 +52,10 @@ def test_damaged_checkpoint_and_non_finite_loss(monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(monkeypatch, tmp_path, *settings, script=lightning_train)
     folder = tmp_path / "run_1"
-    assert all(
-        w.isfinite().all() for w in saved(folder, "last.ckpt")["state_dict"].values()
-    )
-    path, table = folder / "checkpoints" / "last.ckpt", rows(folder)
+    weights = saved(folder, "last.ckpt")["state_dict"].values()
+    assert all(weight.isfinite().all() for weight in weights)
+    table = rows(folder)
+    path = folder / "checkpoints" / "last.ckpt"
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(UserError, match=r"cannot resume from .*last.ckpt"):
         call(monkeypatch, f"--resume={folder}", script=lightning_train)

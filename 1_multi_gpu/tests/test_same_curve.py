@@ -6,8 +6,8 @@ import lightning_train
 import lightning_trainer as cli
 import pytest
 import torch
-from src.config import CHAPTER
 
+from src.config import CHAPTER
 from tests.runs import call, rows, saved, train
 
 

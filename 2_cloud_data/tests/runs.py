@@ -6,20 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytorch_train
+import lightning_train
 import torch
+
 from src.config import CHAPTER
 
 TINY = f"-c={CHAPTER}/tests/tiny.yaml"
 
 
-def call(monkeypatch, *arguments: str, script=pytorch_train) -> int:
+def call(monkeypatch, *arguments: str, script=lightning_train) -> int:
     """The exit code of a train script's main()."""
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     return script.main()
 
 
-def train(monkeypatch, output: Path, *arguments: str, script=pytorch_train) -> Path:
+def train(monkeypatch, output: Path, *arguments: str, script=lightning_train) -> Path:
     """The folder of a new run of the tiny model."""
     output_dir = f"--trainer.output_dir={output}"
     assert not call(monkeypatch, TINY, output_dir, *arguments, script=script)
@@ -27,7 +28,7 @@ def train(monkeypatch, output: Path, *arguments: str, script=pytorch_train) -> P
 
 
 def start(
-    output: Path, *arguments: str, command=("pytorch_train.py",)
+    output: Path, *arguments: str, command=("lightning_train.py",)
 ) -> subprocess.Popen:
     """The script as the leader of a process group of its own."""
     words = [
@@ -58,11 +59,13 @@ def rows(folder: Path) -> list[dict[str, str]]:
     ]
 
 
-def saved(folder: Path, name: str = "last.pt") -> dict:
+def saved(folder: Path, name: str = "last.ckpt") -> dict:
     return torch.load(folder / "checkpoints" / name, weights_only=True)
 
 
 def assert_same_run(a: Path, b: Path) -> None:
     """The same losses, learning rates, validation scores and weights: to the bit."""
     assert rows(a) == rows(b)
-    torch.testing.assert_close(saved(a)["model"], saved(b)["model"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        saved(a)["state_dict"], saved(b)["state_dict"], rtol=0, atol=0
+    )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from src.config import CHAPTER
 
+from src.config import CHAPTER
 from tests.runs import start, wait_for_step
 
 pytestmark = pytest.mark.slow
@@ -43,9 +43,10 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
     assert {c.laddr.ip for c in server.net_connections() if c.status == "LISTEN"} == {
         "127.0.0.1"
     }
+    # keys
     assert all(
         p.stat().st_mode & 0o077 == 0 for p in tmp_path.iterdir() if "en" in p.name
-    )  # keys
+    )
     users[0].kill()
     words = [
         sys.executable,
@@ -73,9 +74,8 @@ def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path, number):
         "--trainer.max_epochs=99",
     ]
     process = start(tmp_path, *settings)
-    wait_for_step(
-        process, tmp_path / "run_1", 38
-    )  # an epoch; then the validation starts
+    # An epoch; then the validation starts.
+    wait_for_step(process, tmp_path / "run_1", 38)
     family = psutil.Process(process.pid).children(recursive=True)  # the server, too
     assert os.getpgid(servers(folder)[0].pid) != process.pid  # Ctrl-C does not reach it
     os.killpg(process.pid, number)

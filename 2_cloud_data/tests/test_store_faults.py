@@ -5,29 +5,34 @@ import time
 
 import numpy as np
 import pytest
+from zarr.core.sync import sync
+
 from src.data.build import build
 from src.data.cube import cube_fields
 from src.data.s3_server import connect
 from src.data.store import open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
-from zarr.core.sync import sync
-
 from tests.fault_proxy import Fault, FaultyProxy
 
 URL = "s3://embedded/faults.zarr"
-MONTHS = {"train_months": (0, 16), "val_months": (20, 24)}
+PERIODS = {"train_period": ("1900-01", "1901-04"), "val_period": ("1901-09", "1901-12")}
 SETTINGS = {
     "url": URL,
     "dask": "none",
     "window": (4, 8, 8),
     "train_stride": (2, 8, 8),
-    **MONTHS,
+    **PERIODS,
 }
 
 
 def build_cube(url: str) -> None:
-    build(url, cube_fields((24, 18, 36), (12, 9, 18), seed=0), (12, 9, 18), (0, 16))
+    build(
+        url,
+        cube_fields((24, 18, 36), (12, 9, 18), seed=0),
+        (12, 9, 18),
+        ("1900-01", "1901-04"),
+    )
 
 
 @pytest.fixture
@@ -93,7 +98,10 @@ BAD_INPUT = [
     ({"url": "s3://embedded/nothing.zarr"}, "there is no Zarr store"),
     ({"variables": ["ice"]}, r"variables: \['ice'\] not in"),
     ({"window": (4, 20, 8)}, r"no window \(4, 20, 8\)"),
-    ({"train_months": (0, 12)}, "statistics/0-12: no statistics of"),
+    (
+        {"train_period": ("1900-01", "1900-12")},
+        "statistics/1900-01_1900-12: no statistics of",
+    ),
 ]
 
 
@@ -124,7 +132,7 @@ def test_data_that_cannot_be_trained_on(tmp_path):
     """Broken by: no isfinite in compute_statistics: all samples would be land."""
     fields = cube_fields((24, 8, 8), (12, 8, 8), seed=0)[["salinity"]]
     with pytest.raises(UserError, match="standard deviation"):
-        build(str(tmp_path / "a"), fields * np.nan, (12, 8, 8), (0, 16))
+        build(str(tmp_path / "a"), fields * np.nan, (12, 8, 8), ("1900-01", "1901-04"))
     fields.rename(lat="y").to_zarr(tmp_path / "b")
     with pytest.raises(UserError, match=r"axes of .* are not time, lat, lon"):
         CloudDataset("train", **(SETTINGS | {"url": str(tmp_path / "b")}))

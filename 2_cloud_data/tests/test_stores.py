@@ -14,6 +14,7 @@ import pytest
 import usecase_API_access
 import usecase_cloud_access
 from distributed import LocalCluster
+
 from src.config import CHAPTER
 from src.data.build import OCEAN
 from src.data.cube import block
@@ -21,7 +22,6 @@ from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
-
 from tests.runs import call
 
 BUILD = [sys.executable, "build_store.py"]
@@ -62,7 +62,7 @@ def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="is not finished"):
         CloudDataset("train", killed)
     call(monkeypatch, *CUBE, killed, script=build_store)
-    for path in ("", "/statistics/0-19"):
+    for path in ("", "/statistics/1900-01_1901-07"):
         a, b = (open_fields(open_store(f"{url}{path}")) for url in (whole, killed))
         assert a.identical(b)
 
@@ -82,7 +82,7 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
         f"--url={tmp_path}/store",
     ]
     words += [
-        "--train_months=[0,30]",
+        "--train_period=[2006-04,2008-09]",
         "--chunk=[12,9,99]",
         "--variables=[surface_temperature]",
     ]
@@ -90,14 +90,14 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     words = [
         "statistics",
         f"--url={tmp_path}/store",
-        "--train_months=[0,29]",
+        "--train_period=[2006-04,2008-08]",
         f"--to={tmp_path}",
     ]
     call(monkeypatch, *words, script=build_store)
     CloudDataset(
         "train",
         f"{tmp_path}/store",
-        train_months=(0, 29),
+        train_period=("2006-04", "2008-08"),
         statistics_store=str(tmp_path),
     )
     read = [CloudDataset("train", url)[7][0] for url in (f"{tmp_path}/store", OCEAN)]

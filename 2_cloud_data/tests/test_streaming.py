@@ -5,6 +5,8 @@ import functools
 import lightning_train
 import numpy as np
 import pytest
+from torch.testing import assert_close
+
 from src.config import CHAPTER
 from src.data.build import build
 from src.data.loaders import Loaders
@@ -12,8 +14,6 @@ from src.data.pytorch_dataset import OceanDataset, ocean_fields
 from src.data.statistics import compute_statistics
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
-from torch.testing import assert_close
-
 from tests.runs import rows, saved, start, train
 
 MEMORY, CLOUD = f"-c={CHAPTER}/tests/ocean.yaml", f"-c={CHAPTER}/tests/cloud.yaml"
@@ -37,12 +37,15 @@ def test_samples_are_those_in_memory(dask):
 def test_statistics_are_those_in_memory():
     """Whatever the chunks. Broken by: mean of all months in compute_statistics."""
     memory = OceanDataset("train")
-    result = compute_statistics(ocean_fields().chunk(time=7, lat=5, lon=100), (0, 30))
+    result = compute_statistics(
+        ocean_fields().chunk(time=7, lat=5, lon=100), ("2006-04", "2008-09")
+    )
     np.testing.assert_array_equal(
         [result["mean"], result["std"]], [memory.mean, memory.std]
     )
 
 
+@pytest.mark.slow
 def test_workers_read_the_same_batches():
     """Broken by: fork as the default in Loaders: a worker would wait for threads of its parent."""
     dataset = functools.partial(CloudDataset, train_stride=(6, 2, 40))
@@ -53,7 +56,7 @@ def test_workers_read_the_same_batches():
 
 @pytest.mark.slow
 def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path):
-    """With two processes, too. Broken by: statistics of other months (0, 31)."""
+    """With two processes, too. Broken by: statistics of another period."""
     memory = train(monkeypatch, tmp_path / "memory", MEMORY, script=lightning_train)
     cloud = train(
         monkeypatch, tmp_path / "cloud", MEMORY, CLOUD, script=lightning_train
@@ -78,13 +81,12 @@ def test_windows_avoid_months_without_values(tmp_path):
     """Nor does a region wrap around. Broken by: no has_values, or wrap_longitude = True."""
     fields = ocean_fields().isel(lon=slice(72))
     fields["surface_temperature"][20] = np.nan
-    build(str(tmp_path), fields, (1, 18, 72), (0, 30))
+    build(str(tmp_path), fields, (1, 18, 72), ("2006-04", "2008-09"))
     assert (tmp_path / "surface_temperature/c/20/0/0").exists()
-    with pytest.raises(UserError, match="has 54 time steps"):
-        build(str(tmp_path), fields, (1, 18, 72), (0, 55))
+    with pytest.raises(UserError, match="no data of 2010-10"):
+        build(str(tmp_path), fields, (1, 18, 72), ("2006-04", "2010-10"))
     dataset = CloudDataset("train", str(tmp_path))
-    places = [dataset.slices(index) for index in range(len(dataset))]
-    assert {place[0].start for place in places} == {
-        *range(9)
-    }  # they end before month 20
+    places = [dataset.grid.slices(index) for index in range(len(dataset))]
+    # They end before month 20.
+    assert {place[0].start for place in places} == {*range(9)}
     assert max(place[2].stop for place in places) == 72

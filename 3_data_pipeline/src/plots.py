@@ -40,20 +40,26 @@ def reconstruct(
     model: nn.Module, dataset: FieldDataset, samples: list[int]
 ) -> np.ndarray:
     """The four panels in physical units: (4, samples, V, T, H, W)."""
-    x, index = torch.stack([dataset[i][0] for i in samples]), torch.tensor(samples)
+    x = torch.stack([dataset[i][0] for i in samples])
+    index = torch.tensor(samples)
     device = next(model.parameters()).device
     model.eval()
     output = model(x.to(device), index.to(device))
     model.train()
+
     hidden = output.hidden.cpu()
+    seen = x.masked_fill(hidden, torch.nan)
     # Visible patches are pasted back: nobody asked the model to predict them. Land stays land.
     restored = torch.where(hidden, output.prediction.cpu(), x).masked_fill(
         x.isnan(), torch.nan
     )
-    std, mean = (a[:, None, None, None] for a in (dataset.std, dataset.mean))
-    fields = (x, x.masked_fill(hidden, torch.nan), restored)
-    truth, visible, restored = (field.numpy() * std + mean for field in fields)
-    return np.stack([truth, visible, restored, restored - truth])
+
+    mean = dataset.mean[:, None, None, None]
+    std = dataset.std[:, None, None, None]
+    truth = x.numpy() * std + mean
+    seen = seen.numpy() * std + mean
+    restored = restored.numpy() * std + mean
+    return np.stack([truth, seen, restored, restored - truth])
 
 
 def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) -> Path:
@@ -61,23 +67,24 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     samples = non_overlapping(dataset)
     panels = reconstruct(model, dataset, samples)[:, :, 0]
     panels = panels[:, :, panels.shape[2] // 2]  # (4, samples, H, W)
-    low, high, largest = (
-        np.nanmin(panels[0]),
-        np.nanmax(panels[0]),
-        np.nanmax(np.abs(panels[3])),
-    )
+    truth, error = panels[0], panels[3]
+    largest_error = np.nanmax(np.abs(error))
+    field_colours = {
+        "cmap": "viridis",
+        "vmin": np.nanmin(truth),
+        "vmax": np.nanmax(truth),
+    }
+    error_colours = {"cmap": "RdBu_r", "vmin": -largest_error, "vmax": largest_error}
+
     figure = Figure(figsize=(12, 5.6), layout="constrained")
-    for axis, fields, title in zip(
-        figure.subplots(4, sharex=True), panels, PANELS, strict=True
-    ):
-        colours = {"cmap": "viridis", "vmin": low, "vmax": high}
-        if title == "error":
-            colours = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
-        for sample, field, truth in zip(samples, fields, panels[0], strict=True):
+    axes = figure.subplots(4, sharex=True)
+    for axis, title, panel in zip(axes, PANELS, panels, strict=True):
+        colours = error_colours if title == "error" else field_colours
+        for sample, field, true_field in zip(samples, panel, truth, strict=True):
             _, lat, lon = dataset.coordinates(sample)
             mesh = axis.pcolormesh(lon, lat, field, **colours)
             # Hidden values stay white, land is grey.
-            land = np.where(np.isnan(truth), 0.7, np.nan)
+            land = np.where(np.isnan(true_field), 0.7, np.nan)
             axis.pcolormesh(lon, lat, land, cmap="gray", vmin=0, vmax=1)
         figure.colorbar(mesh, ax=axis, pad=0.01)
         axis.set(title=title)
@@ -90,26 +97,27 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
 
 def plot_curves(folder: Path, dataset: FieldDataset, scores: dict) -> Path:
     """Loss over the steps, and the validation error of the first variable beside the baselines."""
-    variable, unit = dataset.variables[0], dataset.units[0]
+    rmse = f"rmse_{dataset.variables[0]}"
     rows = pd.read_csv(folder / "metrics.csv", index_col="step")
     # A short run may have no row of training metrics.
-    rows = rows.reindex(columns=["train_loss", "val_loss", f"rmse_{variable}"])
+    rows = rows.reindex(columns=["train_loss", "val_loss", rmse])
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
+
     left.semilogy(rows["train_loss"].dropna(), label="training, one batch", alpha=0.6)
     left.semilogy(rows["val_loss"].dropna(), "o-", label="validation")
     left.set(xlabel="step", ylabel="mean squared error (normalised)")
-    right.plot(
-        rows[f"rmse_{variable}"].dropna(), "o-", color="C1", label="masked autoencoder"
-    )
-    for number, name in enumerate(
-        list(scores)[1:], start=2
-    ):  # the first one is the model's
-        error = scores[name][f"rmse_{variable}"]
-        right.axhline(error, linestyle="--", color=f"C{number}", label=name)
-    right.set(xlabel="step", ylabel=f"validation RMSE of {variable} ({unit})")
-    right.set_ylim(bottom=0)
     left.legend()
+
+    right.plot(rows[rmse].dropna(), "o-", color="C1", label="masked autoencoder")
+    for number, name in enumerate(list(scores)[1:], start=2):
+        # The first one is the model's, and drawn as a curve.
+        right.axhline(
+            scores[name][rmse], linestyle="--", color=f"C{number}", label=name
+        )
+    right.set(xlabel="step", ylabel=f"{rmse}, validation ({dataset.units[0]})")
+    right.set_ylim(bottom=0)
     right.legend()
+
     figure.savefig(folder / "curves.png", dpi=110)
     return folder / "curves.png"

@@ -26,24 +26,34 @@ def new_run_folder(output_dir: Path) -> Path:
         number += 1
 
 
+def save_settings(folder: Path, settings: str) -> None:
+    """Write config.yaml, from which a resume reads; a crash leaves the old one or the new one."""
+    temporary = folder / "config.yaml.tmp"
+    temporary.write_text(settings)
+    temporary.replace(folder / "config.yaml")
+
+
 class Tracker:
-    """Writes metrics to ``metrics.csv``, one row per logged step, and to wandb."""
+    """Writes metrics to ``metrics.csv``, one row for each logged step, and to wandb.
+
+    Args:
+        folder: the run's.
+        mode: what wandb does; None follows the variable WANDB_MODE, and else stays offline.
+        step: where the run begins or goes on; later rows are dropped, because they come again.
+        run_id: the wandb run to go on with; empty for a new one.
+    """
 
     def __init__(
-        self,
-        folder: Path,
-        mode: WandbMode | None,  # None follows the variable WANDB_MODE
-        step: int,  # where the run begins or goes on; rows after it are dropped, they come again
-        run_id: str,  # of the wandb run to go on with; empty for a new one
+        self, folder: Path, mode: WandbMode | None, step: int, run_id: str
     ) -> None:
-        self.folder, self.path = folder, folder / "metrics.csv"
-        self.columns, self.rows = ["step", "epoch"], []
+        self.folder = folder
+        self.path = folder / "metrics.csv"
+        self.columns = ["step", "epoch"]
+        self.rows: list[dict] = []
         if self.path.exists():
-            with self.path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                self.rows = [row for row in reader if int(row["step"]) <= step]
-            self.columns = list(reader.fieldnames or self.columns)
-        self.write()
+            self.read_rows(step)
+        self.write_all_rows()
+
         os.environ.setdefault("WANDB_MODE", "offline")  # needs no account
         config = folder / "config.yaml"
         self.run = wandb.init(
@@ -57,20 +67,34 @@ class Tracker:
             settings=wandb.Settings(silent=True),
         )
 
+    def read_rows(self, last_step: int) -> None:
+        """Read the rows of an earlier run, up to a step."""
+        lines = self.path.read_text().splitlines(keepends=True)
+        # A full disk cuts the last line where it likes: step 780 would become step 78.
+        whole_lines = [line for line in lines if line.endswith("\n")]
+        reader = csv.DictReader(whole_lines)
+        self.rows = [row for row in reader if int(row["step"]) <= last_step]
+        self.columns = list(reader.fieldnames or self.columns)
+
     def log(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Log numbers after an optimiser step."""
-        self.rows.append({"step": step, "epoch": epoch, **metrics})
+        row = {
+            "step": step,
+            "epoch": epoch,
+            **metrics,
+        }
+        self.rows.append(row)
         new_columns = [name for name in metrics if name not in self.columns]
         if new_columns:  # the first row, and the first validation
             self.columns += new_columns
-            self.write()
+            self.write_all_rows()
         else:
             with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self.columns).writerow(self.rows[-1])
+                csv.DictWriter(file, self.columns).writerow(row)
         self.run.log({"epoch": epoch, **metrics}, step=step)
 
-    def write(self) -> None:
-        """Write all rows; under another name first, so that a crash loses none."""
+    def write_all_rows(self) -> None:
+        """Write the whole file; under another name first, so that a crash loses none."""
         temporary = self.path.with_name("metrics.csv.tmp")
         with temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
@@ -78,6 +102,6 @@ class Tracker:
             writer.writerows(self.rows)
         temporary.replace(self.path)
 
-    def show(self, step: int, picture: Path) -> None:
+    def log_picture(self, step: int, picture: Path) -> None:
         """Hand a PNG file to wandb as well."""
         self.run.log({picture.stem: wandb.Image(str(picture))}, step=step)

@@ -4,15 +4,24 @@ import functools
 import os
 
 from build_store import pack
+
 from src.data.build import build
 from src.data.cube import cube_fields
 
 URL = f"s3://embedded/small-{os.getpid()}.zarr"  # tests run in two processes
 SETTINGS = {"url": URL, "window": (4, 8, 8), "train_stride": (2, 5, 5), "patience": 20}
-SETTINGS |= {"train_months": (0, 16), "val_months": (20, 24)}
+SETTINGS |= {
+    "train_period": ("1900-01", "1901-04"),
+    "val_period": ("1901-09", "1901-12"),
+}
 
 
 @functools.cache
 def build_small(url: str = URL, packed_months: int = 1) -> None:
-    build(url, cube_fields((24, 18, 36), (12, 9, 18), seed=0), (12, 9, 18), (0, 16))
+    build(
+        url,
+        cube_fields((24, 18, 36), (12, 9, 18), seed=0),
+        (12, 9, 18),
+        ("1900-01", "1901-04"),
+    )
     pack(url, (packed_months, 9, 9))

@@ -6,9 +6,9 @@ import benchmark_datapipeline_configurations as benchmark
 import ceiling
 import pytest
 import yaml
+
 from src.config import CHAPTER
 from src.errors import UserError
-
 from tests.stores import SETTINGS, build_small
 
 DEFAULTS = {"dataset": "dummydataset.SlowDataset", "dataset_args": {"load_time": 0.001}}

@@ -7,6 +7,8 @@ import sys
 import time
 
 import pytest
+from zarr.core.sync import sync
+
 from src.config import CHAPTER
 from src.data.build import build
 from src.data.chunk_stream import ChunkStream
@@ -16,8 +18,6 @@ from src.data.loaders import Loaders
 from src.data.s3_server import connect
 from src.data.store import open_store
 from src.errors import UserError
-from zarr.core.sync import sync
-
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.stores import SETTINGS, URL, build_small
 
@@ -37,9 +37,8 @@ def proxy(monkeypatch):
 def test_what_may_pass_is_tried_again(proxy, kind):
     """Broken by: no TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS (a silent request waits for ever)."""
     expected = FastDataset("train", **SETTINGS)[0][0]
-    dataset = FastDataset(
-        "train", **SETTINGS
-    )  # the statistics are read by chapter 2's reader
+    # The statistics are read by chapter 2's reader.
+    dataset = FastDataset("train", **SETTINGS)
     proxy.faults = [Fault(kind, times=2, path="/c/")]
     assert dataset[0][0].nan_to_num(-1).equal(expected.nan_to_num(-1))
     assert proxy.faults[0].times == 0
@@ -68,7 +67,12 @@ def test_a_lost_chunk_is_named():
 def test_stores_that_it_cannot_read(tmp_path, key):
     """Broken by: no look at the encoding in FastDataset.__init__: packed integers as kelvin."""
     url = str(tmp_path / "scaled.zarr")
-    build(url, cube_fields((24, 18, 36), (12, 9, 18), seed=0), (12, 9, 18), (0, 16))
+    build(
+        url,
+        cube_fields((24, 18, 36), (12, 9, 18), seed=0),
+        (12, 9, 18),
+        ("1900-01", "1901-04"),
+    )
     file = tmp_path / "scaled.zarr/zarr.json"
     metadata = json.loads(file.read_text())
     salinity = metadata["consolidated_metadata"]["metadata"]["salinity"]
@@ -93,11 +97,10 @@ def test_a_stream_reads_each_chunk_once(proxy):
     proxy.faults = [Fault("", times=10_000, path="/c/")]  # counts, and does nothing
     for _ in Loaders(lambda _: dataset, batch_size=4).train_loader(lambda: 0):
         pass
-    assert (
-        10_000 - proxy.faults[0].times == 8 * 2 * 4
-    )  # chunks of months, latitudes, longitudes
+    # Chunks of months, latitudes, longitudes.
+    assert 10_000 - proxy.faults[0].times == 8 * 2 * 4
     months = [
-        {dataset.slices(index)[0].start // 2 for index in order[rank::2]}
+        {dataset.grid.slices(index)[0].start // 2 for index in order[rank::2]}
         for rank in (0, 1)
     ]
     assert not months[0] & months[1]
@@ -113,7 +116,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1e3
 
 settings = {"url": sys.argv[1], "window": (12, 180, 360), "train_stride": (1, 1, 40)}
-settings |= {"train_months": (0, 30), "val_months": (42, 54)}
+settings |= {"train_period": ("1900-01", "1902-06"), "val_period": ("1903-07", "1904-06")}
 for ahead in (0, 2, 8):
     dataset = FastDataset("train", batches_ahead=ahead, **settings)
     before = peak() if not ahead else before
@@ -129,7 +132,10 @@ def test_memory_is_what_the_summary_says(tmp_path):
     """With batches of 62 MB. Broken by: read() instead of write() in FastDataset.prefetch."""
     url = str(tmp_path / "cube.zarr")
     build(
-        url, cube_fields((54, 180, 360), (12, 90, 180), seed=0), (12, 90, 180), (0, 30)
+        url,
+        cube_fields((54, 180, 360), (12, 90, 180), seed=0),
+        (12, 90, 180),
+        ("1900-01", "1902-06"),
     )
     words = [sys.executable, "-c", MEMORY, url]
     output = subprocess.check_output(words, cwd=CHAPTER, text=True).splitlines()

@@ -4,14 +4,14 @@ import os
 
 import lightning_train
 import pytest
+from torch.testing import assert_close
+
 from src.config import CHAPTER
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
 from src.data.timed_loader import TimedLoader, limiting_stage
 from src.data.usecase_cloud_dataset import CloudDataset
-from torch.testing import assert_close
-
 from tests.runs import rows, saved, start, train
 from tests.stores import SETTINGS, build_small
 
@@ -33,7 +33,7 @@ def batches(reader, step=0, number=0, loaders=Loaders, **settings) -> list:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("number", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_batches_are_those_of_the_slow_reader(packed, number):
     """Windows across the edge, and a selection of variables, too.
 
@@ -81,9 +81,8 @@ def test_an_epoch_goes_on_in_its_middle():
     assert len(loaders.train_set.requested) == 2  # these are under way
     assert_close(list(loaders.train_loader(lambda: 4)), expected[4:], **SAME)
     assert not loaders.train_set.requested
-    assert (
-        len(list(TimedLoader(loaders.train_set, 1, batch_sampler=[[0]]))) == 1
-    )  # of one batch
+    # of one batch
+    assert len(list(TimedLoader(loaders.train_set, 1, batch_sampler=[[0]]))) == 1
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ import pytest
 from tests.runs import start
 
 BROKEN = """
-import pytorch_train, src.evaluation, src.errors
-src.evaluation.squared_error = None
+import lightning_train, src.errors, src.model.lightning_module
+src.model.lightning_module.squared_error = None
 with src.errors.one_line_errors():
-    pytorch_train.main()
+    lightning_train.main()
 """
 
 

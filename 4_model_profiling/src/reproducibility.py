@@ -1,42 +1,140 @@
-"""Seeds: what has to be set so that the same command gives the same bits."""
+"""What a run needs to repeat to the bit, and to go on to the same bits after a kill.
+
+This file imports nothing of this project: copy it into yours.
+"""
 
 import os
 import random
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
 
 def set_seed(seed: int, deterministic: bool = True) -> None:
-    """Seed Python, NumPy and PyTorch (all devices), and choose repeatable kernels."""
-    # Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """Seed Python, NumPy and PyTorch (all devices), and choose repeatable kernels.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)  # NumPy takes no larger one
     torch.manual_seed(seed)
-    # cuDNN may race several kernels against each other (benchmark) and take the fastest, which is
-    # another one next time. Deterministic kernels always add in the same order, and are slower.
-    torch.backends.cudnn.deterministic = deterministic
+
+    # cuDNN may time several kernels (benchmark) and take the fastest, which is another one next
+    # time. Deterministic kernels always add in the same order, and are slower.
     torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
     if deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read when CUDA starts
+        # CUDA reads it when it starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Prepare a DataLoader worker; runs in the worker, once."""
-    # PyTorch has seeded random, torch and numpy.random here, differently in each worker. It does
-    # not know a generator that the dataset keeps for itself (rng): each worker has the same copy,
-    # and would draw the same numbers as its neighbour.
-    if (info := get_worker_info()) and hasattr(info.dataset, "rng"):
-        info.dataset.rng = np.random.default_rng(info.seed)
-    # A terminal sends Ctrl-C to all processes, a cluster SIGTERM. The training then finishes its
-    # step and saves a checkpoint, for which it may need one more batch. A second SIGTERM ends a
-    # worker, because PyTorch sends it to one that hangs.
+    """Prepare a DataLoader's worker; PyTorch calls it there, once."""
+    # Not for seeds: PyTorch has seeded random, torch and numpy.random, differently in each worker.
+    # A terminal sends Ctrl-C to all processes, a cluster SIGTERM. The training may need one more
+    # batch before it saves, so workers go on. A second SIGTERM ends a worker, because PyTorch sends
+    # it to one that hangs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL)
     )
+
+
+def hash32(x: Tensor) -> Tensor:
+    """Mix the low 32 bits of the integers ``x`` (int64, any shape) into [0, 2**32).
+
+    A random generator has a state, which depends on what was drawn before. A hash has none: order
+    and masks are hashes, so they are the same in every process, and after a resume.
+    Source of the constants: https://github.com/skeeto/hash-prospector/issues/19
+    """
+    # Both multipliers are below 2**31, so no product leaves int64: nothing depends on how a device
+    # wraps around.
+    x = x & 0xFFFFFFFF
+    x = (x ^ (x >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
+    x = (x ^ (x >> 15)) * 0x735A2D97 & 0xFFFFFFFF
+    return x ^ (x >> 15)
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
+    """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
+    # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
+    epoch_seed = hash32(hash32(torch.tensor(seed)) + epoch)
+    generator = torch.Generator().manual_seed(int(epoch_seed))
+    return torch.randperm(num_samples, generator=generator).tolist()
+
+
+class ResumableBatches(Sampler[list[int]]):
+    """This rank's part of the batches of an epoch that are left after ``step()`` optimiser steps.
+
+    For ``DataLoader(dataset, batch_sampler=...)``. All ranks compute the same order and the same
+    batches, so a step trains on the same samples for any number of ranks. PyTorch's own
+    DistributedSampler cannot begin inside an epoch.
+
+    Args:
+        num_samples: length of the dataset.
+        batch_size: samples of one optimiser step, of all ranks together. Samples that are left at
+            the end of an epoch, and fill no batch, are skipped; another epoch skips other ones.
+        seed: seed of the order.
+        step: returns how many optimiser steps are done, one for each batch; called at the start of
+            each epoch. With gradient accumulation, count batches instead.
+        rank: number of this process.
+        world_size: how many processes train together.
+        order: of the samples in an epoch, from (num_samples, seed, epoch).
+
+    Raises:
+        ValueError: the ranks cannot share a batch equally.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        step: Callable[[], int],
+        rank: int = 0,
+        world_size: int = 1,
+        order: Callable[[int, int, int], list[int]] = epoch_order,
+    ) -> None:
+        if batch_size % world_size:
+            raise ValueError(
+                f"batch_size {batch_size} is no multiple of {world_size} ranks"
+            )
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.step = step
+        self.rank = rank
+        self.world_size = world_size
+        self.order = order
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the numbers of this rank's samples of each batch."""
+        epoch, first_batch = divmod(self.step(), len(self))
+        order = self.order(self.num_samples, self.seed, epoch)
+        for number in range(first_batch, len(self)):
+            batch = order[number * self.batch_size : (number + 1) * self.batch_size]
+            yield batch[self.rank :: self.world_size]
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, also where the next one begins in the middle."""
+        return self.num_samples // self.batch_size
+
+
+class ResumableLoader(DataLoader):
+    """A loader whose position is that of its ResumableBatches, so it has no state of its own.
+
+    Lightning warns on a resume inside an epoch if a loader has not got these two methods.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the batches ask for the step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""

@@ -23,14 +23,12 @@ class StepTimer(Profiler):
     # A GPU works through a queue: a call returns as soon as its work is queued, and a clock around
     # it would measure how fast Python fills the queue. So marks go into the queue too, and are read
     # at the end. Nothing is waited for: the training runs as it would without them.
-    def __init__(
-        self, device: str
-    ) -> None:  # cuda, or others, which have the processor's clock
+    def __init__(self, device: str) -> None:
+        # cuda, or others, which have the processor's clock.
         super().__init__()
         self.device, self.epoch = device, -1
-        self.steps: list[
-            dict[str, Any]
-        ] = []  # epoch, end, and of each part its starts and stops
+        # Epoch, end, and of each part its starts and stops.
+        self.steps: list[dict[str, Any]] = []
 
     # A time stamp: now, or on CUDA when the queue reaches it.
     def mark(self) -> Any:

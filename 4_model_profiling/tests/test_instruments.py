@@ -7,9 +7,9 @@ import profiler
 import pytest
 import timing_benchmark
 import yaml
+
 from src.config import CHAPTER
 from src.errors import UserError
-
 from tests.runs import call
 
 OWN = [
@@ -68,6 +68,7 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
     assert len(list(folder.glob("*.pt.trace.json"))) == 1
 
 
+@pytest.mark.slow
 def test_formulas_agree_with_the_counter(monkeypatch, capsys):
     """FLOPs within 1 %. Broken by: 3 for 3.5 in block_flops."""
     sizes = ["--model.decoder_depth=1", "--model.num_heads=2", "--data.batch_size=4"]

@@ -9,16 +9,16 @@ from unittest import mock
 
 import lightning_train
 import torch
-from src.lightning_callbacks import StopAndSave
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from src.stop_and_save import StopAndSave
 
 
 class Waits(TorchDispatchMode):
     """Records item(), float(), bool() and int() of all tensors, and after which step they came."""
 
-    def __init__(
-        self, signal_after=-1
-    ):  # rank 1 sends itself a SIGTERM after this step
+    def __init__(self, signal_after=-1):
+        # Rank 1 sends itself a SIGTERM after this step.
         super().__init__()
         self.places, self.trainer, self.signal_after = [], None, signal_after
 
@@ -62,7 +62,7 @@ class Waits(TorchDispatchMode):
 
 if __name__ == "__main__":
     with Waits(signal_after=29) as waits, contextlib.suppress(SystemExit):
-        lightning_train.main()
-    # Lightning's launcher ends the others if one of them fails.
-    code = 0 if waits.trainer.global_rank else waits.trainer.global_step
-    sys.exit("\n".join(waits.between_looks(3)) or code)
+        code = lightning_train.main()
+    if waits.trainer is None:
+        sys.exit(code)  # the launcher of the ranks
+    sys.exit("\n".join(waits.between_looks(3)) or 143)  # as it would without this

@@ -43,9 +43,8 @@ class Uploader(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.run_folder = folder, run
         self.waiting: dict[str, Path] = {}  # the newest file of each name
-        self.uploaded: dict[
-            str, int
-        ] = {}  # step of the newest uploaded file of each name
+        # Step of the newest uploaded file of each name.
+        self.uploaded: dict[str, int] = {}
         self.is_busy, self.error = False, ""
         self.changed = threading.Condition()
 
@@ -130,9 +129,8 @@ class CloudUploadCallback(Callback):
         )
         self.during_training, self.on_end = upload_during_training, upload_on_fit_end
         self.uploader: Any = None  # on rank 0
-        self.offered: dict[
-            str, int
-        ] = {}  # when each file was written, at its last offer
+        # When each file was written, at its last offer.
+        self.offered: dict[str, int] = {}
 
     # In each checkpoint, so that a run goes on uploading to the same folder, also where its name or
     # the variable of its path is not given again.
@@ -159,9 +157,8 @@ class CloudUploadCallback(Callback):
         self.checkpoints = (
             Path(self.local_dir) if self.local_dir else run / "checkpoints"
         )
-        shutil.rmtree(
-            self.checkpoints / ".uploads", ignore_errors=True
-        )  # of a killed process
+        # Of a killed process.
+        shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)
         folder = CloudFolder(f"{self.path}/{self.run_name}")
         folder.probe()  # a missing right is found now, and not after an hour
         note = (
@@ -191,9 +188,8 @@ class CloudUploadCallback(Callback):
                 not path.stem.endswith(".previous")
                 and self.offered.get(path.name) != written
             ):
-                with suppress(
-                    OSError
-                ):  # no room for the copy: again at the next upload
+                with suppress(OSError):
+                    # No room for the copy: again at the next upload.
                     self.uploader.offer(path)
                     self.offered[path.name] = written
 
@@ -204,9 +200,8 @@ class CloudUploadCallback(Callback):
     def on_exception(
         self, trainer: L.Trainer, module: object, error: BaseException
     ) -> None:
-        if (
-            isinstance(error, SystemExit) and error.code == 0
-        ):  # max_steps: a complete training
+        if isinstance(error, SystemExit) and error.code == 0:
+            # max_steps: a complete training.
             self.on_fit_end()
         else:
             self.finish(PATIENCE_ON_ERROR)

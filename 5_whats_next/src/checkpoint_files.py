@@ -56,17 +56,14 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
     try:
         if path.exists():
             add_name(path, previous)
-        save_atomic(
-            state, path
-        )  # another name, fsync, rename: a whole file exists at every moment
+        # Another name, fsync, rename: a whole file exists at every moment.
+        save_atomic(state, path)
         if previous.exists():
             previous.replace(path.with_name(f"{path.stem}.previous.ckpt"))
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
-        for leftover in (
-            path.with_name(f"{path.name}.tmp"),
-            previous,
-        ):  # they may fill the disk
+        for leftover in (path.with_name(f"{path.name}.tmp"), previous):
+            # They may fill the disk.
             leftover.unlink(missing_ok=True)
         # On a full disk torch.save's clean-up fails, too, and hides the cause: the context.
         reason = str(error.__context__ or error).splitlines()[0]

@@ -136,9 +136,8 @@ def upload_checkpoint(folder: CloudFolder, run: Path, path: Path, name: str) -> 
 def download_newest(folder: CloudFolder, run: Path, step: int) -> None:
     """Download the newest intact checkpoint of each name that has more steps than the disk."""
     downloaded = set[str]()
-    listed = folder.checkpoints(
-        seconds=7
-    )  # little patience: a wrong address is found soon
+    # Little patience: a wrong address is found soon.
+    listed = folder.checkpoints(seconds=7)
     entries = [entry for entry in listed if entry["step"] > step]
     # These first: once a checkpoint has its name, the next start takes the disk for complete.
     for filename in ("config.yaml", "metrics.csv") if entries else ():
@@ -167,9 +166,8 @@ def find_run(
     # empty for none. The policy auto goes on if there is a checkpoint, must demands one, never
     # refuses one.
     run.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(
-        run.parent / f".{run.name}.lock"
-    ):  # one process of a machine downloads
+    with FileLock(run.parent / f".{run.name}.lock"):
+        # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
         try:
             if cloud:

@@ -41,21 +41,21 @@ def make_optimizer(
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
-    # Plain floats, because the checkpoint holds them: it is read with weights_only, which refuses
-    # jsonargparse's types.
-    lr, beta1, beta2, decay = map(float, (lr, *betas, weight_decay))
-    groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(
-        groups, lr, (beta1, beta2), weight_decay=decay, fused=fused
-    )
+    groups: list[Any] = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
     warmup_steps = round(warmup_fraction * total_steps)
-
     period_steps = max(1, math.ceil((total_steps - warmup_steps) / periods))
 
-    # The factor is a function of the step alone, so a resumed run needs no more than that. After
-    # the warmup, restarts is PyTorch's CosineAnnealingWarmRestarts, and step its StepLR.
     def lr_factor(step: int) -> float:
+        """Of the peak rate; a function of the step alone, so a resumed run needs no more.
+
+        After the warmup, restarts is PyTorch's CosineAnnealingWarmRestarts, and step its StepLR.
+        """
         if step < warmup_steps:
+            # + 1: neither the first step has the rate 0, nor two steps the highest one.
             return (step + 1) / (warmup_steps + 1)
         period, position = divmod(step - warmup_steps, period_steps)
         if schedule in ("constant", "step"):

@@ -7,15 +7,15 @@ import threading
 import time
 from contextlib import suppress
 
-from src.errors import GracefulInterrupt
+from src.signals import StopRequest
 
 # Many machines kill 30 seconds after SIGTERM; a cluster's job may have more. In this time the step,
 # or a validation, has to end, its checkpoint has to be written, and uploads get what is left.
 PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
 
 
-class TimedInterrupt(GracefulInterrupt):
-    """GracefulInterrupt that ends the process if PATIENCE seconds after SIGTERM it still runs."""
+class TimedStopRequest(StopRequest):
+    """StopRequest that ends the process if PATIENCE seconds after SIGTERM it still runs."""
 
     def __init__(self) -> None:
         # Python calls handlers from its main thread, which may wait for data that never arrive, or
@@ -32,9 +32,8 @@ def end_in_time(pipe: int) -> None:
     while os.read(pipe, 1)[0] != signal.SIGTERM:
         pass
     time.sleep(PATIENCE)
-    for (
-        worker
-    ) in multiprocessing.active_children():  # one that waits for data would stay
+    for worker in multiprocessing.active_children():
+        # One that waits for data would stay.
         worker.kill()
     with suppress(OSError):  # stdout is closed
         print(

@@ -1,5 +1,8 @@
-"""Data that stop to arrive."""
+"""Data that stop to arrive, and then a SIGTERM."""
 
+import multiprocessing
+import os
+import signal
 import threading
 
 from src.data.pytorch_dataset import DummyDataset
@@ -14,5 +17,6 @@ class StalledDataset(DummyDataset):
     def __getitem__(self, index):
         self.left -= 1
         if self.left < 0:
+            os.kill(multiprocessing.parent_process().pid, signal.SIGTERM)
             threading.Event().wait()
         return super().__getitem__(index)

@@ -11,10 +11,10 @@ from unittest import mock
 import lightning_train
 import pytest
 import torch
+
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.errors import UserError
-from src.lightning_callbacks import StopAndSave
-
+from src.stop_and_save import StopAndSave
 from tests.runs import call, rows, train
 
 STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
@@ -117,6 +117,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(
 def test_ranks_do_not_go_on_from_different_steps(monkeypatch):
     dist = mock.MagicMock()
     dist.all_gather_object = lambda steps, step, _: steps.extend([step, step + 1])
-    monkeypatch.setattr("src.lightning_callbacks.dist", dist)
+    monkeypatch.setattr("src.stop_and_save.dist", dist)
     with pytest.raises(UserError, match=r"different steps: \[None, None, 4, 5\]"):
         StopAndSave().on_train_start(mock.MagicMock(global_step=4, world_size=2))

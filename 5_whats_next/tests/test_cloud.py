@@ -10,13 +10,13 @@ from unittest import mock
 import lightning as L
 import lightning_train
 import pytest
+
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably
 from src.cloud_run import CloudFolder, download_newest, find_run, upload_checkpoint
 from src.data.s3_server import connect
 from src.errors import UserError
-from src.lightning_callbacks import StopAndSave
-
+from src.stop_and_save import StopAndSave
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.own_training import OwnData, OwnModule
 from tests.runs import TINY, call, rows
@@ -68,9 +68,8 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(
         if request.call_count < step - 2:  # it was not killed
             break
     assert last == step > 7
-    assert (
-        "skipped" not in capsys.readouterr().out
-    )  # the list has named whole objects only
+    # The list has named whole objects only.
+    assert "skipped" not in capsys.readouterr().out
 
 
 # Of each kind of request. Broken by: no retries in store.py.
@@ -189,9 +188,8 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
     assert rows(folder) == [row for row in whole if int(row["step"]) <= step]
     assert newest_intact(folder / "checkpoints")[1] == step
     proxy.faults = []
-    training(
-        monkeypatch, tmp_path
-    )  # the same command again, also if nothing is left to train
+    # The same command again, also if nothing is left to train.
+    training(monkeypatch, tmp_path)
     assert "last.ckpt of step 12: uploaded" in capsys.readouterr().out
 
 

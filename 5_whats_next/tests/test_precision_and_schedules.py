@@ -6,11 +6,11 @@ import lightning_train
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, StepLR
+
 from src.errors import UserError
 from src.model.lightning_module import AutoencoderModule
 from src.optim import make_optimizer
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, StepLR
-
 from tests.runs import TINY, call, train
 
 FLOAT16 = ["--trainer.cloud_storage_path=none", "--trainer.max_epochs=8"]
@@ -70,7 +70,8 @@ def test_schedules_are_torchs_after_a_warmup(kind):
 @pytest.mark.slow
 def test_precisions_and_schedules_are_compared(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
-    call(monkeypatch, TINY, "--turns=1", script=compare_precision)
+    epochs = "--trainer.max_epochs=3"
+    call(monkeypatch, TINY, epochs, "--turns=1", script=compare_precision)
     call(
         monkeypatch,
         TINY,

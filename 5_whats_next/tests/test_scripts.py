@@ -8,13 +8,13 @@ import preflight
 import pytest
 import torch
 from kill_campaign import Case, campaign
+
 from src.cloud_run import CloudFolder
 from src.config import CHAPTER, parse_config
 from src.data.pytorch_dataset import OceanDataset
 from src.data.s3_server import connect
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
-
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.runs import TINY, call
 

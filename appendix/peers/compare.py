@@ -30,17 +30,13 @@ from typing import Any
 import fsspec
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
-from readers import (
-    COPIES,
-    READERS,
-    URL,
-    endpoint,
-    fast_dataset,
-    raw_requests,
-)  # it finds chapter 3
+
+# It finds chapter 3.
+from readers import COPIES, READERS, URL, endpoint, fast_dataset, raw_requests
 from slow_network import slow_network
-from src.errors import one_line_errors
 from tqdm import tqdm
+
+from src.errors import one_line_errors
 
 
 def make_copies(stride: int) -> None:

@@ -19,19 +19,23 @@ import torch
 import xarray as xr
 import zarr
 from ceiling import objects
+from torch import Tensor
+from torch.utils.data import DataLoader
+
 from src.data.chunk_stream import ChunkStream
 from src.data.fast_dataset import FastDataset, LookAhead, spec
 from src.data.loaders import epoch_order
 from src.data.s3_server import connect
 from src.data.store import AXES, open_store
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 URL = "s3://embedded/bench.zarr"
 BATCH = 32
 WINDOW = (1, 64, 64)
 SETTINGS: dict[str, Any] = {"url": URL, "window": WINDOW, "wrap_longitude": False}
-SETTINGS |= {"train_months": (0, 192), "val_months": (204, 240)}
+SETTINGS |= {
+    "train_period": ("1900-01", "1915-12"),
+    "val_period": ("1917-01", "1919-12"),
+}
 
 
 def raw_values(dataset: FastDataset) -> FastDataset:

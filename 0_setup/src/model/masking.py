@@ -1,42 +1,34 @@
-"""Which patches are hidden: a pure function of (seed, epoch, sample index, token)."""
+"""Which patches are hidden: a pure function of (seed, epoch, sample index, token).
 
-# B batch, N tokens (patches), K visible tokens.
-#
-# A random generator has a state. That state depends on how many samples this process has already
-# seen, so the masks would change with the number of ranks and workers, and a resumed run would need
-# the state back. A hash has no state: the same sample gets the same mask in every process, on every
-# device, in any batch.
+A random generator has a state. It depends on how many samples this process has already seen, so
+masks would change with the number of ranks and workers, and a resumed run would need the state
+back. A hash has no state: the same sample gets the same mask in every process, on every device, in
+any batch.
+
+B batch, N tokens (patches), K visible tokens.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from src.reproducibility import hash32
+
 # Validation masks depend on the sample alone, so that losses compare across epochs, seeds and runs.
 # No training reaches this epoch, so none of its masks is one of these.
-VALIDATION_SEED, VALIDATION_EPOCH = 0, 2**32 - 1
+VALIDATION_SEED = 0
+VALIDATION_EPOCH = 2**32 - 1
 
 
 class Mask(NamedTuple):
     """The split of every sample's patches into visible and hidden ones."""
 
     ids_keep: Tensor  # (B, K) patch numbers that go through the encoder
-    slot_is_visible: (
-        Tensor  # (B, K) False for a slot that only pads a sample with much land
-    )
+    # (B, K) False for a slot that only pads a sample with much land
+    slot_is_visible: Tensor
     ids_restore: Tensor  # (B, N) slot of each patch in the shuffled order
     hidden: Tensor  # (B, N) True where a patch is to be reconstructed
-
-
-def hash32(x: Tensor) -> Tensor:
-    """Mix the low 32 bits of the integers ``x`` (int64, any shape) into values in [0, 2**32)."""
-    # Source of the constants: https://github.com/skeeto/hash-prospector/issues/19
-    # Both multipliers are below 2**31, so no product leaves int64: nothing depends on how a device
-    # wraps around.
-    x = x & 0xFFFFFFFF
-    x = (x ^ (x >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
-    x = (x ^ (x >> 15)) * 0x735A2D97 & 0xFFFFFFFF
-    return x ^ (x >> 15)
 
 
 def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor:
@@ -44,7 +36,8 @@ def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor
     token = torch.arange(num_tokens, device=index.device)
     # Not torch.tensor(seed), which copies the number to a GPU and waits until it is there.
     run_hash = hash32(hash32(torch.full((), seed, device=index.device)) + epoch)
-    key = hash32(hash32(run_hash + index)[:, None] + token)
+    sample_hash = hash32(run_hash + index)
+    key = hash32(sample_hash[:, None] + token)
     # The token number breaks ties: every device then sorts to the same order.
     return key * num_tokens + token
 
@@ -52,12 +45,15 @@ def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor
 def random_mask(
     valid: Tensor, index: Tensor, seed: int, epoch: int | None, mask_ratio: float
 ) -> Mask:
-    """Hide ``mask_ratio`` of each sample's ``valid`` (B, N) patches; no epoch means validation."""
-    # Patches without a single value (all land) are not valid: there is nothing to learn from them,
-    # so they are neither shown nor reconstructed.
-    num_tokens = valid.shape[1]
+    """Hide ``mask_ratio`` of each sample's ``valid`` (B, N) patches; no epoch means validation.
+
+    Patches without a single value (all land) are not valid: there is nothing to learn from them, so
+    they are neither shown nor reconstructed.
+    """
     if epoch is None:
-        seed, epoch = VALIDATION_SEED, VALIDATION_EPOCH
+        seed = VALIDATION_SEED
+        epoch = VALIDATION_EPOCH
+    num_tokens = valid.shape[1]
     key = random_keys(seed, epoch, index, num_tokens)
     # Patches without values go last, behind the largest possible key.
     ids_shuffle = torch.argsort(key + (~valid) * (num_tokens << 32), dim=1)
@@ -67,9 +63,9 @@ def random_mask(
     visible_count = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
     # non_blocking: an ordinary copy to a GPU waits until it is done.
-    num_visible = torch.tensor(visible_count).to(valid.device, non_blocking=True)[
-        num_valid
-    ]
+    counts = torch.tensor(visible_count).to(valid.device, non_blocking=True)
+    num_visible = counts[num_valid]
+
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
     # and no sample depends on its neighbours in the batch.
     num_keep = visible_count[num_tokens]

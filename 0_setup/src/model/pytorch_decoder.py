@@ -1,6 +1,7 @@
-"""The decoder puts a mask token in the place of each patch that was not shown, and predicts all."""
+"""The decoder puts a mask token in the place of each patch that was not shown, and predicts all.
 
-# B batch, N tokens, K visible tokens, P values in a patch, D encoder width.
+B batch, N tokens, K visible tokens, P values in a patch, D width.
+"""
 
 from collections.abc import Sequence
 
@@ -11,9 +12,11 @@ from src.model.masking import Mask
 from src.model.transformer import Block, init_weights, sincos_positions
 
 
-# Usually smaller than the encoder: it is thrown away when the encoder is used for something else.
 class Decoder(nn.Module):
-    """Restore the order of the patches, run a few transformer blocks, predict the values."""
+    """Restore the order of the patches, run a few transformer blocks, predict the values.
+
+    Usually smaller than the encoder: it is thrown away when the encoder is used for something else.
+    """
 
     positions: Tensor
 
@@ -42,15 +45,15 @@ class Decoder(nn.Module):
         visible = torch.where(
             mask.slot_is_visible[..., None], self.embed(tokens), self.mask_token
         )
+
+        # The mask token in place of all others, then each patch back to where it was.
         batch, num_tokens = mask.ids_restore.shape
         num_masked = num_tokens - visible.shape[1]
-        shuffled = torch.cat(
-            [visible, self.mask_token.expand(batch, num_masked, -1)], dim=1
-        )
-        x = shuffled.gather(
-            1, mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1])
-        )
-        x = x + self.positions
+        masked = self.mask_token.expand(batch, num_masked, -1)
+        shuffled = torch.cat([visible, masked], dim=1)
+        ids = mask.ids_restore[..., None].expand(-1, -1, shuffled.shape[-1])
+        x = shuffled.gather(1, ids) + self.positions
+
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

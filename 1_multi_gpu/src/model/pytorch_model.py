@@ -1,9 +1,10 @@
-"""A masked autoencoder for fields with missing values (He et al., https://arxiv.org/abs/2111.06377)."""
+"""A masked autoencoder for fields with missing values (He et al., https://arxiv.org/abs/2111.06377).
 
-# B batch, V variables, T times, H latitudes, W longitudes; N patches, P values in a patch.
-#
-# Hide most patches of a field, show the rest to an encoder, let a decoder fill the gaps.
-# Patches are three-dimensional (time, lat, lon); an image is the case of one time step.
+Hide most patches of a field, show the rest to an encoder, let a decoder fill the gaps. Patches are
+three-dimensional (time, lat, lon); an image is the case of one time step.
+
+B batch, V variables, T times, H latitudes, W longitudes; N patches, P values in a patch.
+"""
 
 import math
 from collections.abc import Sequence
@@ -24,10 +25,12 @@ FIELDS = "b (t h w) (v pt ph pw) -> b v (t pt) (h ph) (w pw)"
 
 
 class Output(NamedTuple):
-    """What one forward pass returns."""
+    """What one forward pass returns.
 
-    # Sum and count instead of a mean: batches differ in how much land they have, and the mean of
-    # several batches' means is not the mean of all values.
+    Sum and count instead of a mean: batches differ in how much land they have, and the mean of
+    several batches' means is not the mean of all values.
+    """
+
     squared_error: Tensor  # () summed over the hidden, valid elements of the batch
     valid_count: Tensor  # () how many elements that sum runs over
     prediction: Tensor  # (B, V, T, H, W) in the units of x, for every element
@@ -63,17 +66,18 @@ class MaskedAutoencoder(nn.Module):
     ) -> None:
         super().__init__()
         num_variables, *window = sample_shape
-        if any(size % patch for size, patch in zip(window, patch_size, strict=True)):
-            raise UserError(
-                f"model.patch_size: {patch_size} does not divide the window {window}"
-            )
-        grid = [size // patch for size, patch in zip(window, patch_size, strict=True)]
+        grid = []  # patches along time, latitude, longitude
+        for size, patch in zip(window, patch_size, strict=True):
+            if size % patch:
+                raise UserError(
+                    f"model.patch_size: {patch_size} does not divide {tuple(window)}"
+                )
+            grid.append(size // patch)
         num_tokens = math.prod(grid)
-        if (
-            not 0 < round(mask_ratio * num_tokens) < num_tokens
-        ):  # or there is nothing to learn
+        num_hidden = round(mask_ratio * num_tokens)
+        if not 0 < num_hidden < num_tokens:  # or there is nothing to learn
             raise UserError(
-                f"model.mask_ratio: {mask_ratio} of {num_tokens} patches is none or all"
+                f"model.mask_ratio: {mask_ratio} hides {num_hidden} of {num_tokens}"
             )
         for dim, heads in (
             (embed_dim, num_heads),
@@ -83,11 +87,14 @@ class MaskedAutoencoder(nn.Module):
                 raise UserError(
                     f"model: width {dim} is odd, < 6 or no multiple of {heads} heads"
                 )
+
+        # The lengths of the letters in PATCHES and FIELDS.
+        sizes = (num_variables, *grid, *patch_size)
         self.axes = dict(
-            zip(("t", "h", "w", "pt", "ph", "pw"), (*grid, *patch_size), strict=True)
+            zip(("v", "t", "h", "w", "pt", "ph", "pw"), sizes, strict=True)
         )
-        self.axes["v"] = num_variables
-        self.mask_ratio, self.seed = mask_ratio, seed
+        self.mask_ratio = mask_ratio
+        self.seed = seed
         patch_dim = num_variables * math.prod(patch_size)
         self.encoder = Encoder(grid, patch_dim, embed_dim, depth, num_heads)
         self.decoder = Decoder(
@@ -100,9 +107,11 @@ class MaskedAutoencoder(nn.Module):
         )
 
     def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
-        """Reconstruct ``x`` (B, V, T, H, W), NaN where there is no value; ``index`` (B,)."""
-        # The samples' numbers and the epoch decide what is hidden; without an epoch it is the same
-        # in every epoch, for validation.
+        """Reconstruct ``x`` (B, V, T, H, W), NaN where there is no value; ``index`` (B,).
+
+        The samples' numbers and the epoch decide what is hidden. Without an epoch it is the same in
+        every epoch, for validation.
+        """
         patches = rearrange(x, PATCHES, **self.axes)  # (B, N, P)
         valid = ~torch.isnan(patches)
         values = torch.where(valid, patches, 0.0)

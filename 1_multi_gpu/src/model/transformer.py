@@ -1,6 +1,7 @@
-"""Transformer blocks and fixed positions, shared by the encoder and the decoder."""
+"""Transformer blocks and fixed positions, shared by the encoder and the decoder.
 
-# B batch, N tokens, D width, A attention heads.
+B batch, N tokens, D width, A attention heads.
+"""
 
 from collections.abc import Sequence
 
@@ -21,9 +22,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
         """``attend`` (B, N) is False for tokens that nobody may look at."""
-        q, k, v = rearrange(
-            self.qkv(x), "b n (three a d) -> three b a n d", three=3, a=self.num_heads
-        )
+        split = "b n (three a d) -> three b a n d"
+        q, k, v = rearrange(self.qkv(x), split, three=3, a=self.num_heads)
         mask = None if attend is None else attend[:, None, None, :]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.proj(rearrange(x, "b a n d -> b n (a d)"))
@@ -42,28 +42,29 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, D) to tokens; ``attend`` (B, N) as in Attention."""
         x = x + self.attn(self.norm1(x), attend)
         return x + self.mlp(self.norm2(x))
 
 
 def sincos_positions(grid: Sequence[int], dim: int) -> Tensor:
-    """Fixed positions (N, D) of a (time, lat, lon) grid of patches; D has to be even, 6 or more."""
-    # Sines and cosines at falling frequencies, as in https://arxiv.org/abs/1706.03762, section 3.5.
-    # Each axis gets its own third of the width, so any rectangular grid works, and an axis of
-    # length one costs nothing but its third.
-    third = (
-        dim // 6 * 2
-    )  # even, for sine and cosine; time gets what the division leaves
-    positions = torch.cartesian_prod(
-        *(torch.arange(size) for size in grid)
-    )  # (N, 3), row by row
+    """Fixed positions (N, D) of a (time, lat, lon) grid of patches; D has to be even, 6 or more.
+
+    Sines and cosines at falling frequencies, as in https://arxiv.org/abs/1706.03762, section 3.5.
+    Each axis gets its own third of the width, so any rectangular grid works, and an axis of length
+    one costs nothing but its third.
+    """
+    # Even, for sine and cosine. Time gets what the division leaves.
+    third = dim // 6 * 2
+    widths = (dim - 2 * third, third, third)
+    # (N, 3), row by row.
+    places = torch.cartesian_prod(*(torch.arange(size) for size in grid))
     parts = []
-    for position, width in zip(
-        positions.T, (dim - 2 * third, third, third), strict=True
-    ):
+    for place, width in zip(places.T, widths, strict=True):
         frequency = 10000.0 ** -(torch.arange(width // 2) / (width // 2))
-        angle = position[:, None] * frequency
-        parts += [angle.sin(), angle.cos()]
+        angle = place[:, None] * frequency
+        parts.append(angle.sin())
+        parts.append(angle.cos())
     return torch.cat(parts, dim=1)
 
 

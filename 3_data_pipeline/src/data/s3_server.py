@@ -44,9 +44,8 @@ OPTIONS += [
 ]
 ENV_FILE = FOLDER / "server.env"
 CREDENTIALS = FOLDER / "credentials"  # the same keys as an AWS profile, for TensorStore
-_users_lock: list[
-    int
-] = []  # the file that this process holds the lock on, once it has connected
+# The file that this process holds the lock on, once it has connected.
+_users_lock: list[int] = []
 # A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
 os.environ["no_proxy"] = (
     f"127.0.0.1,{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')}"
@@ -60,14 +59,12 @@ def connect() -> dict[str, str]:
     Raises OSError if it does not start.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with FileLock(
-        FOLDER / "lock"
-    ):  # of ranks that come at the same time, one starts it
+    with FileLock(FOLDER / "lock"):
+        # Of ranks that come at the same time, one starts it.
         if not _users_lock:
             _users_lock.append(os.open(FOLDER / "users", os.O_CREAT | os.O_RDWR))
-            fcntl.flock(
-                _users_lock[0], fcntl.LOCK_SH
-            )  # waits while the last one is stopped
+            # Waits while the last one is stopped.
+            fcntl.flock(_users_lock[0], fcntl.LOCK_SH)
         keeper = None
         # Without the file the address is "None/healthz", which does not answer either.
         while not answers(f"{dotenv_values(ENV_FILE).get('AWS_ENDPOINT_URL')}/healthz"):
@@ -97,9 +94,8 @@ def answers(url: str) -> bool:
 def keep() -> None:
     """Run the server until nobody holds a lock any more."""
     os.umask(0o077)  # the two files hold the keys
-    with (
-        ExitStack() as stack
-    ):  # all ports are open at the same time, so none comes twice
+    with ExitStack() as stack:
+        # All ports are open at the same time, so none comes twice.
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS
         ]
@@ -135,9 +131,8 @@ def keep() -> None:
         CREDENTIALS.write_text(f"[default]\n{profile}")
         lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
         ENV_FILE.write_text("".join(f"{name}={value}\n" for name, value in lines))
-        fcntl.flock(
-            os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX
-        )  # waits for the last user
+        # Waits for the last user.
+        fcntl.flock(os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX)
     finally:
         ENV_FILE.unlink(missing_ok=True)
         weed.kill()  # what it has acknowledged is on disk

@@ -32,9 +32,8 @@ class TimedLoader(DataLoader):
         asked = time.perf_counter()
         for number, batch in enumerate(super().__iter__(), 1):
             got = time.perf_counter()
-            if (
-                number == 1
-            ):  # nothing was under way yet, so this wait is reported by itself
+            if number == 1:
+                # Nothing was under way yet, so this wait is reported by itself.
                 first, start, before, waited = got - asked, got, seconds.clone(), 0.0
             else:
                 waited += got - asked
@@ -64,9 +63,9 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
 def summary(dataset: FastDataset, batch_size: int, ahead: int | None) -> str:
     """What a window costs on average, and what memory a process may take for batches."""
     # A window of w elements that starts anywhere touches (w - 1) / c + 1 chunks of c.
-    sizes = zip(dataset.window, dataset.chunk[1:], strict=True)
+    sizes = zip(dataset.grid.window, dataset.chunk[1:], strict=True)
     requests = len(dataset.arrays) * math.prod((w - 1) / c + 1 for w, c in sizes)
-    values = 4 * len(dataset.variables) * math.prod(dataset.window)
+    values = 4 * len(dataset.variables) * math.prod(dataset.grid.window)
     chunk = 4 * math.prod(dataset.chunk)
     # Besides those ahead, one is complete, one is stacked by the loader, one is in the model.
     memory = ((ahead or 0) + 3) * batch_size * values + dataset.concurrency * chunk

@@ -50,9 +50,8 @@ def block(name: str, shape: Shape, seed: int, place: tuple[slice, ...]) -> np.nd
     total, elevation = np.float32(0), np.float32(0)
     for time, lat, lon in waves(shape, 100 * seed + number):
         total = total + time[t, None, None] * lat[y, None] * lon[x]
-    for _, lat, lon in waves(
-        shape, 100 * seed + 99
-    ):  # without time: land stays where it is
+    for _, lat, lon in waves(shape, 100 * seed + 99):
+        # Without time: land stays where it is.
         elevation = elevation + lat[y, None] * lon[x]
     # Noise as a hash of the place: no generator has to be seeded.
     index = [torch.arange(s.start, s.stop) for s in place]

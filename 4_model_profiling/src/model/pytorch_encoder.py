@@ -1,6 +1,7 @@
-"""The encoder sees the visible patches only: at 75 % masking that is a quarter of the work."""
+"""The encoder sees the visible patches only: at 75 % masking that is a quarter of the work.
 
-# B batch, N tokens, K visible tokens, P values in a patch, D width.
+B batch, N tokens, K visible tokens, P values in a patch, D width.
+"""
 
 from collections.abc import Sequence
 
@@ -31,10 +32,11 @@ class Encoder(nn.Module):
 
     def forward(self, values: Tensor, valid: Tensor, mask: Mask) -> Tensor:
         """From ``values`` and ``valid`` (B, N, P) to tokens (B, K, D), one for each slot."""
-        ids = mask.ids_keep[..., None]
-        patches = torch.cat([values, valid.to(values.dtype)], dim=-1)
-        x = self.embed(patches.gather(1, ids.expand(-1, -1, patches.shape[-1])))
-        x = x + self.positions[mask.ids_keep]
+        # Take the patches that are shown.
+        patches = torch.cat([values, valid.to(values.dtype)], dim=-1)  # (B, N, 2P)
+        ids = mask.ids_keep[..., None].expand(-1, -1, patches.shape[-1])
+        x = self.embed(patches.gather(1, ids)) + self.positions[mask.ids_keep]
+
         # A sample with hardly any water has no visible patch. Attention over nothing can be NaN, so
         # it may look at its first slot. The decoder throws away what comes of it.
         attend = mask.slot_is_visible.clone()

@@ -12,10 +12,11 @@ import zarr
 from filelock import FileLock
 from tqdm import tqdm
 
-from src.data.pytorch_dataset import Months, Window, ocean_fields
+from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import compute_statistics, read_statistics, statistics_url
 from src.data.store import AXES, open_fields, open_store, select
+from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
 OCEAN = "s3://embedded/ocean.zarr"
@@ -23,7 +24,7 @@ OCEAN = "s3://embedded/ocean.zarr"
 OCEAN_CHUNK = (54, 18, 72)
 
 
-def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> None:
+def build(url: str, fields: xr.Dataset, chunk: Window, train_period: Period) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
     Dask arrays are computed chunk by chunk; a region is as many months as a chunk. Raises UserError
@@ -77,12 +78,12 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_months: Months) -> 
             store, region={"time": region}, write_empty_chunks=True
         )
         group.attrs["regions_left"] = len(starts) - number - 1
-    add_statistics(url, train_months)
+    add_statistics(url, train_period)
 
 
 def add_statistics(
     url: str,
-    train_months: Months,
+    train_period: Period,
     variables: list[str] | None = None,
     to: str | None = None,
     anonymous: bool = False,
@@ -91,7 +92,7 @@ def add_statistics(
 
     Args:
         url: the store.
-        train_months: the first step of the training period, and the first after its end.
+        train_period: first and last date of the training, both inclusive.
         variables: which of its variables; null takes all.
         to: another store to put them into, where this one cannot be written to.
         anonymous: read public data, without credentials.
@@ -100,21 +101,18 @@ def add_statistics(
     with dask.config.set({"array.chunk-size": "8MiB"}):
         fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
     fields = select(fields, variables, url)
-    if not 0 <= train_months[0] < train_months[1] <= fields.sizes["time"]:
-        raise UserError(
-            f"train_months {train_months}: {url} has {fields.sizes['time']} time steps"
-        )
-    place = statistics_url(to or url, train_months)
+    find_period(fields.indexes["time"], train_period)  # before hours of computing
+    place = statistics_url(to or url, train_period)
     try:
         read_statistics(open_store(place), list(map(str, fields)))
     except UserError:  # they are not there, or not finished
-        statistics = compute_statistics(fields, train_months)
+        statistics = compute_statistics(fields, train_period)
         store = open_store(place, read_only=False)
         statistics.to_zarr(store, mode="w", zarr_format=3, write_empty_chunks=True)
 
 
-def build_ocean(train_months: Months) -> None:
+def build_ocean(train_period: Period) -> None:
     """Build the store of the default run, unless it is there."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / "build.lock"):  # two runs may start at the same time
-        build(OCEAN, ocean_fields(), OCEAN_CHUNK, train_months)
+        build(OCEAN, ocean_fields(), OCEAN_CHUNK, train_period)

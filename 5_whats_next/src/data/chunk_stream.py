@@ -34,7 +34,7 @@ class ChunkStream(FastDataset):
         # With less, chunks would be read again and again, and nobody would notice. Windows of
         # several months reach into the blocks behind their own. The next block is on its way before
         # the others are done (+ 1), and TensorStore's cache needs some room of its own (1.2).
-        reach = 1 + math.ceil((self.window[0] - 1) / self.chunk[1])
+        reach = 1 + math.ceil((self.grid.window[0] - 1) / self.chunk[1])
         points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
         block = 4 * len(self.variables) * self.chunk[1] * points / 1e6
         self.cache_mb = max(self.cache_mb, 1.2 * streams * (held * reach + 1) * block)
@@ -43,9 +43,9 @@ class ChunkStream(FastDataset):
         """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
         generator = np.random.default_rng([seed, epoch])
         # Samples are numbered month by month, and each month has equally many.
-        windows_per_month = num_samples // len(self.axis_starts[0])
+        windows_per_month = num_samples // len(self.grid.starts[0])
         block = np.repeat(
-            np.array(self.axis_starts[0]) // self.chunk[1], windows_per_month
+            np.array(self.grid.starts[0]) // self.chunk[1], windows_per_month
         )
         blocks = generator.permutation(np.unique(block))
         streams = []

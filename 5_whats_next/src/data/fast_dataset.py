@@ -107,19 +107,21 @@ class FastDataset(CloudDataset):
                 self.variable_order
             ]
             # The globe is round: a window across the edge is a plain slice of this.
-            self.opened = ts.concat([fields, fields[..., : self.window[2]]], axis=3)
+            self.opened = ts.concat(
+                [fields, fields[..., : self.grid.window[2]]], axis=3
+            )
         return self.opened
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Ask for all chunks of a batch, and do not wait."""
         if tuple(indices) not in self.requested:
-            shape = (len(indices), len(self.variables), *self.window)
+            shape = (len(indices), len(self.variables), *self.grid.window)
             values = np.empty(shape, np.float32)
             # Into the place where the batch needs it: a result of read() would be copied again.
             # A slice keeps its coordinates; translate_to[0] lets them begin at 0, as the target's.
             futures = [
                 ts.array(target, copy=False, write=True).write(
-                    self.array[(slice(None), *self.slices(index))].translate_to[0]
+                    self.array[(slice(None), *self.grid.slices(index))].translate_to[0]
                 )
                 for target, index in zip(values, indices, strict=True)
             ]
@@ -188,6 +190,7 @@ class LookAhead(Sampler[list[int]]):
 
     def __init__(self, batches: Iterable[list[int]], dataset: Any) -> None:
         self.batches, self.dataset = batches, dataset
+        self.rank = getattr(batches, "rank", 0)  # check_samples looks for it
 
     def __iter__(self) -> Iterator[list[int]]:
         self.dataset.requested.clear()  # the last epoch may have been left early

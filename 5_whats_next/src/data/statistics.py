@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 from tqdm.dask import TqdmCallback
 
-from src.data.pytorch_dataset import Months
 from src.data.store import AXES, CheckedStore, open_fields
+from src.data.windows import Period, find_period
 from src.errors import UserError
 
 # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the bucket.
@@ -15,24 +15,24 @@ from src.errors import UserError
 warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
 
 
-def statistics_url(url: str, train_months: Months) -> str:
+def statistics_url(url: str, train_period: Period) -> str:
     """Where they are; by training period, so none is used that has seen validation months."""
-    return f"{url}/statistics/{train_months[0]}-{train_months[1]}"
+    return f"{url}/statistics/{train_period[0]}_{train_period[1]}"
 
 
-def compute_statistics(fields: xr.Dataset, train_months: Months) -> xr.Dataset:
+def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
     """Compute the statistics of dask arrays over (time, lat, lon), block by block.
 
-    Returns mean, std (V,), climatology (V, 12, H, W) of the training months, has_values (V, T): any
+    Returns mean, std (V,), climatology (V, 12, H, W) of the training period, has_values (V, T): any
     in this month? Raises UserError for a variable that is constant or has no value.
     """
+    steps = find_period(fields.indexes["time"], train_period)
     results = []
     # One at a time: all variables at once would need gigabytes for dask's tasks.
     for name, values in fields.astype("float32").items():
-        train = values.isel(time=slice(*train_months))
-        wide = train.astype(
-            "float64"
-        )  # as in memory: see statistics() in pytorch_dataset.py
+        train = values.isel(time=steps)
+        # As in memory: see statistics() in pytorch_dataset.py.
+        wide = train.astype("float64")
         monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
         lazy = {
             "mean": wide.mean(AXES).astype("float32"),
@@ -60,6 +60,6 @@ def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
         statistics = open_fields(store, consolidated=True)
         order = [statistics.attrs["variables"].index(name) for name in names]
     except (UserError, ValueError) as error:
-        text = f"no statistics of {names} in these months; build_store.py statistics makes them"
+        text = f"no statistics of {names} in this period; build_store.py statistics makes them"
         raise UserError(f"{store.url}: {text}") from error
     return statistics.isel(variable=order)

@@ -1,16 +1,19 @@
-"""The masked autoencoder as a LightningModule: what a step computes, and how ranks share it."""
+"""The masked autoencoder as a LightningModule: what a step computes, and how ranks share it.
 
-import json
+A batch is x (B, V, T, H, W), index (B,).
+"""
+
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-import torch.distributed as dist
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 
+from src.config import plain
+from src.distributed import sum_over_ranks
 from src.errors import UserError
 from src.evaluation import squared_error, to_scores
 from src.model.compiled import compile_forward
@@ -18,81 +21,67 @@ from src.model.micro_batches import backward_all_but_last, count_scored
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 
-# A batch is x (B, V, T, H, W), index (B,).
-
-
-def sum_over_ranks(numbers: Tensor) -> Tensor:
-    """The sum over all ranks. All of them have to call this, or the others wait for ever."""
-    if not dist.is_initialized():
-        return numbers.detach()
-    # NCCL adds on GPUs, gloo on CPUs. A copy, because all_reduce writes into its argument.
-    total = numbers.detach().to(
-        "cuda" if dist.get_backend() == "nccl" else "cpu", copy=True
-    )
-    dist.all_reduce(total)
-    return total.to(numbers.device)
-
-
-def plain(settings: Any) -> dict[str, Any]:
-    """Settings as plain numbers and lists: weights_only=True reads no types of jsonargparse."""
-    return json.loads(json.dumps(dict(settings.items())))
-
 
 class AutoencoderModule(L.LightningModule):
     """The training step and the validation; any number of devices gives the same results.
 
     Args:
+        optimizer: arguments of make_optimizer.
+        seed: seed of the training masks.
+        sample_shape: (V, T, H, W); null takes it from the data.
         compile: the forward pass of the training through torch.compile, which needs g++.
         micro_batches: parts of a batch that are computed one after the other, to save memory.
+        model: further arguments of MaskedAutoencoder.
     """
 
     def __init__(
         self,
-        optimizer: dict[str, Any] | None = None,  # arguments of make_optimizer
-        seed: int = 0,  # of the training masks
-        sample_shape: list[int]
-        | None = None,  # (V, T, H, W); None takes it from the data
+        optimizer: dict[str, Any] | None = None,
+        seed: int = 0,
+        sample_shape: list[int] | None = None,
         compile: bool = False,
         micro_batches: PositiveInt = 1,
-        **model: Any,  # further arguments of MaskedAutoencoder
+        **model: Any,
     ) -> None:
         super().__init__()
         self.model_settings = model  # on a line of its own: jsonargparse follows it
-        # save_hyperparameters reads the arguments from here, under these names.
-        optimizer, model, micro_batches = (
-            plain(optimizer or {}),
-            plain(model),
-            int(micro_batches),
-        )
+        # save_hyperparameters reads the arguments from here, under these names. LightningCLI hands
+        # over numbers of jsonargparse's own types, which no checkpoint may hold.
+        optimizer = plain(optimizer or {})
+        model = plain(model)
+        micro_batches = plain(micro_batches)
         self.save_hyperparameters()
         self.model: Any = None
         # The first step with a non-finite gradient. No buffer: DDP would send it in each step.
         self.bad_step = torch.zeros((), dtype=torch.int64)
 
-    # Builds the model, now that the data are loaded and have a shape.
     def configure_model(self) -> None:
-        if (
-            self.model is None
-        ):  # Lightning calls this before each of fit, validate, test
+        """Build the model, now that the data are loaded and have a shape."""
+        if self.model is None:
+            # Only once: Lightning calls this before each of fit, validate and test.
             shape = (
                 self.hparams.sample_shape
                 or self.trainer.datamodule.train_set.sample_shape
             )
-            self.hparams.sample_shape = list(
-                shape
-            )  # load_from_checkpoint has no data to ask
-            self.model = MaskedAutoencoder(
-                shape, seed=self.hparams.seed, **self.model_settings
-            )
+            # Saved, because load_from_checkpoint has no data to ask.
+            self.hparams.sample_shape = list(shape)
+            # Lightning calls this in the context of the GPU, whose generator draws other weights.
+            with torch.device("cpu"):
+                self.model = MaskedAutoencoder(
+                    shape, seed=self.hparams.seed, **self.model_settings
+                )
             if self.hparams.compile:
                 compile_forward(self.model)
         # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs
         # time, and changes no result (chapter 4 compares).
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
-    # With strategy: ddp Lightning wraps this module in DistributedDataParallel, and calls this
-    # through it. The backward pass that follows averages the gradients over the ranks.
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss of this rank's samples.
+
+        With several devices Lightning wraps this module in DistributedDataParallel, and calls this
+        through it. The backward pass that follows averages the gradients over the ranks.
+        """
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
         epoch, num_parts = self.current_epoch, self.hparams.micro_batches
@@ -110,13 +99,14 @@ class AutoencoderModule(L.LightningModule):
             error = backward_all_but_last(self, parts, count)
         output = self.model(*parts[-1], epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
-        # rank may have much land. DDP divides the sum of the gradients by the number of ranks,
-        # which is taken back here.
+        # rank may have much land.
         if num_parts == 1:
             count = sum_over_ranks(output.valid_count).clamp(min=1)
         # Not with prog_bar=True: Lightning would then read the number in each step.
         self.log("train_loss", sum_over_ranks(error + output.squared_error) / count)
-        return output.squared_error * self.trainer.world_size / count
+        # The loss is divided by the count of all ranks, so the gradients of the ranks have to be
+        # added. DDP averages them, which divides by the number of ranks: multiply by it.
+        return output.squared_error / count * self.trainer.world_size
 
     def optimizer_zero_grad(self, *_: Any) -> None:
         """Nothing: after training_step, some gradients of micro_batches are there already."""
@@ -125,13 +115,12 @@ class AutoencoderModule(L.LightningModule):
         """Clip as chapter 0 does, and remember whether the norm was finite."""
         # Lightning adds the parameters' norms in the optimiser's order: the last digit would
         # differ. And DDP has averaged the gradient by now, so all ranks see the same norm.
-        limit = self.trainer.gradient_clip_val or float("inf")
+        largest_norm = self.trainer.gradient_clip_val or float("inf")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler and optimizer.defaults.get("fused"):
-            scaler.unscale_(
-                optimizer
-            )  # a fused one would do so in its step, after the clipping
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+            # A fused one would do so in its step, after the clipping.
+            scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
         # The answer stays on the device: to ask for it in each step is to wait for a GPU in each
         # step. In 16-mixed the scaler leaves out such a step.
         step = self.global_step + 1
@@ -165,64 +154,55 @@ class AutoencoderModule(L.LightningModule):
         self.check_finite()
 
     def on_validation_epoch_start(self) -> None:
+        """Begin to add up: errors and counts."""
         self.check_finite()
-        self.sums = torch.zeros(
-            2, 1
-        )  # error and count; the first batch makes it (2, V), float64
+        self.sums = torch.zeros(2, 1)  # the first batch makes it (2, V), float64
 
-    # Only adds up: the ranks may have unequal numbers of samples, and even of batches.
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Only add up: the ranks may have unequal numbers of samples, and even of batches."""
         x, index = batch
         output = self.model(x, index)
-        # To the CPU: Apple GPUs have no float64.
-        self.sums = self.sums + squared_error(
-            output.prediction.cpu(), x.cpu(), output.hidden.cpu()
-        )
+        self.sums = self.sums + squared_error(output.prediction, x, output.hidden).cpu()
 
-    # The sums of all ranks, divided. The mean of the ranks' scores would be another number.
     def on_validation_epoch_end(self) -> None:
-        if not self.trainer.sanity_checking:  # its two batches may have no ocean
-            scores = to_scores(
-                sum_over_ranks(self.sums), self.trainer.datamodule.val_set
-            )
-            # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
-            self.log_dict(scores, sync_dist=True)
+        """Add up all ranks, and divide. The mean of the ranks' scores would be another number."""
+        if self.trainer.sanity_checking:  # its two batches may have no ocean
+            return
+        scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+        # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
+        self.log_dict(scores, sync_dist=True)
 
-    test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Write the fields in physical units, hidden values predicted; one file for each batch."""
         x, index = batch
-        output, dataset = self.model(x, index), self.trainer.datamodule.val_set
+        output = self.model(x, index)
+        dataset = self.trainer.datamodule.val_set
+        std = dataset.std[:, None, None, None]
+        mean = dataset.mean[:, None, None, None]
         fields = (
             torch.where(output.hidden & ~x.isnan(), output.prediction, x).cpu().numpy()
         )
-        fields = (
-            fields * dataset.std[:, None, None, None]
-            + dataset.mean[:, None, None, None]
-        )
         name = f"prediction_{self.global_rank}_{batch_idx}.npz"
-        # Into the run's folder.
-        np.savez(
-            Path(self.trainer.ckpt_path).parents[1] / name,
-            index=index.cpu(),
-            fields=fields,
-        )
+        run_folder = Path(self.trainer.ckpt_path).parents[1]
+        np.savez(run_folder / name, index=index.cpu(), fields=fields * std + mean)
         return index  # and not the fields: Lightning keeps what comes from here
 
     def configure_optimizers(self) -> Any:
-        # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
-        # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
-        # As texts: a limit of 1.0 means all batches, and 1 a single one.
-        limits = (
-            f"{self.trainer.accumulate_grad_batches} {self.trainer.limit_train_batches}"
-        )
-        if limits != "1 1.0":
+        """AdamW, and a schedule that takes a step after each optimiser step."""
+        trainer = self.trainer
+        # 1.0 means all batches, the integer 1 a single one.
+        limit = trainer.limit_train_batches
+        if trainer.accumulate_grad_batches > 1 or isinstance(limit, int) or limit < 1.0:
             raise UserError(
                 "trainer: our order of the samples needs an optimiser step per batch"
             )
-        steps = self.trainer.max_epochs * self.trainer.datamodule.steps_per_epoch
+        # Not trainer.estimated_stepping_batches, which would build the loader before a resumed run
+        # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
+        steps = trainer.max_epochs * trainer.datamodule.steps_per_epoch
         optimizer, scheduler = make_optimizer(
             self.model, steps, **self.hparams.optimizer
         )

@@ -1,0 +1,85 @@
+"""One process for each device of this machine, all ended when one of them fails.
+
+torchrun and SLURM's srun do the same. Lightning can start processes too, but then rank 0 starts and
+watches the others (https://github.com/Lightning-AI/pytorch-lightning/pull/18218). Nobody watches
+rank 0: if it fails alone, the others wait in NCCL for Lightning's timeout of 30 minutes.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+from src.signals import StopRequest
+
+# Seconds that the others have to end, once one of them has failed or stopped.
+PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 30)
+
+
+def has_rank() -> bool:
+    """Whether a launcher has started this process already: this one, torchrun or srun."""
+    return "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ
+
+
+def launch(num_processes: int) -> int:
+    """Run this program's command line once for each rank; returns the exit code for all.
+
+    Ctrl-C and SIGTERM are handed on to all of them; a second Ctrl-C kills them.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # a free one, for the ranks to meet at
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": str(num_processes),
+    }
+    command = [sys.executable, *sys.orig_argv[1:]]
+    ranks: list[subprocess.Popen] = []
+    try:
+        with closing(StopRequest()) as stop:
+            for rank in range(num_processes):
+                environment["LOCAL_RANK"] = str(rank)
+                ranks.append(subprocess.Popen(command, env=environment))
+            return wait_for_all(ranks, stop)
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
+    """Wait until all have ended; returns the exit code of the first that has failed, else 0."""
+    # While none has failed.
+    is_stopping = False
+    while not any(process.poll() for process in ranks):
+        if all(process.returncode == 0 for process in ranks):
+            return 128 + stop.number if stop.number else 0
+        if stop.number and not is_stopping:
+            end_softly(ranks)
+            is_stopping = True
+        time.sleep(0.05)
+
+    # The others may wait for this one in a collective, in which they notice no signal but SIGKILL.
+    # It comes after PATIENCE seconds, when launch returns.
+    failed = [rank for rank, process in enumerate(ranks) if process.returncode]
+    if not is_stopping:
+        end_softly(ranks)
+    deadline = time.monotonic() + PATIENCE
+    while any(process.poll() is None for process in ranks):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+
+    code = ranks[failed[0]].returncode
+    code = 128 - code if code < 0 else code  # a negative one is that of a signal
+    if not stop.number and code not in (130, 143):
+        print(f"rank {failed[0]} failed first, with exit code {code}", file=sys.stderr)
+    return 128 + stop.number if stop.number else code
+
+
+def end_softly(ranks: list[subprocess.Popen]) -> None:
+    """Send SIGTERM, which lets them save."""
+    for process in ranks:
+        process.terminate()

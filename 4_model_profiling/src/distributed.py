@@ -1,0 +1,108 @@
+"""What DDP by hand and Lightning share: numbers of all ranks, and the samples of one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from src.data.loaders import Loaders
+from src.data.timed_loader import TimedLoader
+from src.errors import UserError
+from src.reproducibility import ResumableBatches, ResumableLoader
+
+
+def sum_over_ranks(numbers: Tensor) -> Tensor:
+    """The sum over all ranks. All of them have to call this, or the others wait for ever."""
+    return all_reduce(numbers, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(number: int) -> int:
+    """The largest number of all ranks. All of them have to call this."""
+    return int(all_reduce(torch.tensor(number), dist.ReduceOp.MAX))
+
+
+def all_reduce(numbers: Tensor, operation: Any) -> Tensor:
+    """``numbers`` of all ranks in one; with a single process, its own."""
+    if not dist.is_initialized():
+        return numbers.detach()
+    # NCCL adds on GPUs, gloo on CPUs. A copy, because dist.all_reduce writes into its argument.
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    result = numbers.detach().to(device, copy=True)
+    dist.all_reduce(result, operation)
+    return result.to(numbers.device)
+
+
+class ResumableTimedLoader(ResumableLoader, TimedLoader):
+    """A TimedLoader for Lightning."""
+
+
+def check_samples(loader: Any, world_size: int) -> None:
+    """Refuse a loader without a sampler that knows its rank: all ranks would get the same samples.
+
+    Raises:
+        UserError: it is such a loader. Of an IterableDataset nothing is known.
+    """
+    if world_size == 1 or not isinstance(loader, DataLoader):
+        return
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    samplers = (loader.sampler, loader.batch_sampler, inner)
+    knows_rank = any(hasattr(sampler, "rank") for sampler in samplers)
+    if not knows_rank and not isinstance(loader.dataset, IterableDataset):
+        raise UserError(
+            "all ranks would train on the same samples: see README.md, Your own model"
+        )
+
+
+class RankLoaders(Loaders):
+    """Chapter 0's loaders with the samples of one rank; batch_size counts those of all ranks.
+
+    Args:
+        rank: number of this process.
+        world_size: how many processes train together.
+        settings: those of Loaders.
+
+    Raises:
+        UserError: the ranks cannot share a batch equally, or one would have nothing to validate.
+    """
+
+    def __init__(self, rank: int, world_size: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.rank = rank
+        self.world_size = world_size
+        if self.batch_size % world_size:
+            raise UserError(
+                f"data.batch_size: {self.batch_size} is no multiple of {world_size}"
+            )
+        if len(self.val_set) < world_size:
+            raise UserError(
+                f"{len(self.val_set)} validation samples for {world_size} processes"
+            )
+
+    def train_loader(self, step: Callable[[], int]) -> DataLoader:
+        """This rank's samples of each batch in the rest of the epoch that ``step()`` lies in."""
+        arguments = self.batch_arguments(step)
+        batches = ResumableBatches(
+            **arguments, rank=self.rank, world_size=self.world_size
+        )
+        settings = self.options()
+        settings["batch_sampler"] = self.with_look_ahead(batches)
+        own_batch_size = self.batch_size // self.world_size
+        return ResumableTimedLoader(self.train_set, own_batch_size, **settings)
+
+    def val_loader(self) -> DataLoader:
+        """Each validation sample on one rank, none twice."""
+        # The first ranks may have one batch more. That is allowed, because a validation step waits
+        # for no other rank; only in the first one DDP sends rank 0's buffers to all.
+        samples = range(self.rank, len(self.val_set), self.world_size)
+        size = 2 * self.batch_size // self.world_size
+        return DataLoader(
+            self.val_set, batch_size=size, sampler=samples, **self.options()
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The workers of each rank draw other numbers."""
+        generator = torch.Generator().manual_seed(self.seed + 1000 * self.rank)
+        return super().options() | {"generator": generator}

@@ -1,0 +1,66 @@
+"""Code in a README, cut out of the chapter's files, so that it cannot go stale.
+
+  uv run python appendix/excerpts.py 0_setup   put the code of today between all markers
+
+A marker names a file and the first and last line of the excerpt, or two files and a line of the
+hunk in which they differ. What stands between it and the end is replaced:
+
+  <!-- code src/optim.py: matrices = ... weight_decay=weight_decay -->
+  <!-- diff pytorch_train.py pytorch_ddp_train.py: DistributedDataParallel( -->
+  <!-- end -->
+"""
+
+import difflib
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKER = re.compile(r"<!-- (code|diff) (.+?): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def current(readme: Path) -> str:
+    """The text of a README with the code of today."""
+
+    def replacement(marker: re.Match) -> str:
+        kind, paths, places = marker.groups()
+        if kind == "code":
+            first, _, last = places.partition(" ... ")
+            excerpt = lines_between((readme.parent / paths).read_text(), first, last)
+            block = f"```python\n{excerpt}\n```"
+        else:
+            old, new = ((readme.parent / path).read_text() for path in paths.split())
+            block = f"```diff\n{hunk_with(old, new, places)}\n```"
+        return f"<!-- {kind} {paths}: {places} -->\n{block}\n<!-- end -->"
+
+    return MARKER.sub(replacement, readme.read_text())
+
+
+def lines_between(code: str, first: str, last: str) -> str:
+    """From the line with ``first`` to the next one with ``last``, or the first one alone."""
+    lines = code.splitlines()
+    start = next(number for number, line in enumerate(lines) if first in line)
+    end = start
+    while last and last not in lines[end]:
+        end += 1
+    return textwrap.dedent("\n".join(lines[start : end + 1]))
+
+
+def hunk_with(old: str, new: str, text: str) -> str:
+    """The place where two texts differ that has a line with ``text``."""
+    difference = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), n=1, lineterm=""
+    )
+    hunks = re.split(r"^@@.*\n", "\n".join(difference), flags=re.MULTILINE)
+    hunk = next(hunk for hunk in hunks[1:] if text in hunk).strip("\n")
+    signs = [line[:1] for line in hunk.splitlines()]
+    dedented = textwrap.dedent("\n".join(line[1:] for line in hunk.splitlines()))
+    lines = zip(signs, dedented.split("\n"), strict=True)
+    return "\n".join(f"{sign}{line}".rstrip() for sign, line in lines)
+
+
+if __name__ == "__main__":
+    for chapter in sys.argv[1:]:
+        path = ROOT / chapter / "README.md"
+        path.write_text(current(path))
