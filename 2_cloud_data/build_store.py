@@ -3,6 +3,7 @@
 uv run python build_store.py ocean                                   the store of the default run
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
 uv run python build_store.py cube --months 1200 --height 720 --width 1440    synthetic, any size
+uv run python build_store.py check --url URL --repair true          what is missing or damaged
 uv run python build_store.py statistics --url URL --train_period "[1900,1979]"   of any Zarr store
 
 On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
@@ -10,20 +11,23 @@ On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 
 import contextlib
 import os
+import sys
 from typing import Any
 
 import xarray as xr
+import zarr
 from distributed import Client
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 
 from src.config import HelpFormatter
 from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
+from src.data.check import damage, forget_damaged_regions, mend_statistics
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
-from src.data.store import select
+from src.data.store import open_store, select
 from src.data.windows import Period, Window
-from src.errors import one_line_errors
+from src.errors import UserError, one_line_errors
 
 
 def ocean(url: str = OCEAN) -> None:
@@ -32,7 +36,8 @@ def ocean(url: str = OCEAN) -> None:
     Args:
         url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
     """
-    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"))
+    command = {"command": "ocean"}
+    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"), command)
 
 
 def netcdf(
@@ -59,7 +64,9 @@ def netcdf(
         {old: new for old, new in names.items() if old in fields.dims}
     )
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    build(url, select(fields, variables, str(files)), chunk, train_period)
+    command = {"command": "netcdf", "files": files, "variables": variables}
+    command |= {"train_period": train_period, "chunk": chunk}
+    build(url, select(fields, variables, str(files)), chunk, train_period, command)
 
 
 def cube(
@@ -83,7 +90,50 @@ def cube(
     fields = cube_fields((months, height, width), chunk, seed)
     first = str(fields["time"].values[0])
     last = str(fields["time"].values[months * 4 // 5 - 1])
-    build(url, fields, chunk, (first[:7], last[:7]))
+    command = {"command": "cube", "months": months, "height": height, "width": width}
+    command |= {"chunk": chunk, "seed": seed}
+    build(url, fields, chunk, (first[:7], last[:7]), command)
+
+
+def check(url: str, repair: bool = False) -> None:
+    """Name the chunks of a store that are missing or damaged: of fields, statistics, copies.
+
+    Reads the whole store. The exit code is 1 if there are any.
+
+    Args:
+        url: the store.
+        repair: build them again, from where the store was made of.
+    """
+    bad = damage(url)
+    for key in bad:
+        print(f"damaged or missing: {key}")
+    if not bad:
+        print(f"{url}: all chunks are there")
+    elif repair:
+        mend(url, bad)
+        check(url)
+    else:
+        sys.exit(1)
+
+
+def mend(url: str, bad: list[str]) -> None:
+    """Build the damaged parts of a store again."""
+    command: Any = zarr.open_group(open_store(url), mode="r").attrs.get("command")
+    if not command:
+        raise UserError(f"{url}: run the command that has built it, after deleting it")
+    forget_damaged_regions(url, bad)
+    arguments = {key: value for key, value in command.items() if key != "command"}
+    COMMANDS[command["command"]](url=url, **arguments)
+    mend_statistics(url, bad)
+
+
+COMMANDS: dict[str, Any] = {
+    "ocean": ocean,
+    "netcdf": netcdf,
+    "cube": cube,
+    "statistics": add_statistics,
+    "check": check,
+}
 
 
 def main() -> None:
@@ -94,10 +144,8 @@ def main() -> None:
         if os.environ.get("DASK_SCHEDULER_ADDRESS")
         else contextlib.nullcontext()
     ):
-        commands: Any = {"ocean": ocean, "netcdf": netcdf, "cube": cube}
-        commands["statistics"] = add_statistics
         settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        auto_cli(commands, as_positional=False, description=__doc__, **settings)
+        auto_cli(COMMANDS, as_positional=False, description=__doc__, **settings)
     print("finished")
 
 

@@ -94,7 +94,7 @@ def main(
     with slow_network(delay) if delay else nullcontext():
         context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
         # The store's folder: spec() puts a slash behind the name of an array, which is empty here.
-        kvstore = spec(dataset.url, "", dataset.anonymous)["kvstore"]
+        kvstore = spec(dataset.url, "", dataset.driver, dataset.anonymous)["kvstore"]
         kvstore["path"] = kvstore["path"].removesuffix("/")
         store = ts.KvStore.open(kvstore, context=context).result()
         for _ in tqdm(range(3), unit="round", disable=None):

@@ -19,7 +19,13 @@ from jsonargparse import auto_cli
 from tqdm.dask import TqdmCallback
 
 from src.config import HelpFormatter
-from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
+from src.data.build import (
+    OCEAN,
+    OCEAN_CHUNK,
+    add_statistics,
+    build,
+    with_checksums,
+)
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_fields, open_store, select
 from src.data.windows import Period, Window
@@ -32,7 +38,8 @@ def ocean(url: str = OCEAN) -> None:
     Args:
         url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
     """
-    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"))
+    command = {"command": "ocean"}
+    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"), command)
 
 
 def netcdf(
@@ -59,7 +66,9 @@ def netcdf(
         {old: new for old, new in names.items() if old in fields.dims}
     )
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    build(url, select(fields, variables, str(files)), chunk, train_period)
+    command = {"command": "netcdf", "files": files, "variables": variables}
+    command |= {"train_period": train_period, "chunk": chunk}
+    build(url, select(fields, variables, str(files)), chunk, train_period, command)
 
 
 def pack(url: str, chunk: Window) -> None:
@@ -70,22 +79,30 @@ def pack(url: str, chunk: Window) -> None:
         chunk: months, latitudes and longitudes of a chunk of the copy.
     """
     fields = select(open_fields(open_store(url), chunks={}), None, url)
-    packed = (
-        fields.to_dataarray("variable", "fields")
-        .drop_vars("variable")
-        .astype("float32")
-    )
+    packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
+    packed = packed.astype("float32")
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
     copy = packed.chunk(dict(zip(packed.dims, chunks, strict=True))).to_dataset()
+    copy = copy.drop_encoding().assign_attrs(variables=list(fields), chunk=chunk)
+    encoding = with_checksums(copy)
+    encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
     # Consolidated metadata come last: without them, nobody takes the copy for finished.
     with TqdmCallback(desc=f"{url}/packed", unit="task", disable=None):
-        copy.drop_encoding().assign_attrs(variables=list(fields)).to_zarr(
+        copy.to_zarr(
             open_store(f"{url}/packed", read_only=False),
             mode="w",
-            encoding={"fields": {"chunks": chunks, "_FillValue": math.nan}},
+            encoding=encoding,
             zarr_format=3,
             write_empty_chunks=True,
         )
+
+
+COMMANDS: dict[str, Any] = {
+    "ocean": ocean,
+    "netcdf": netcdf,
+    "statistics": add_statistics,
+    "pack": pack,
+}
 
 
 def main() -> None:
@@ -96,10 +113,8 @@ def main() -> None:
         if os.environ.get("DASK_SCHEDULER_ADDRESS")
         else contextlib.nullcontext()
     ):
-        commands: Any = {"ocean": ocean, "netcdf": netcdf}
-        commands |= {"statistics": add_statistics, "pack": pack}
         settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        auto_cli(commands, as_positional=False, description=__doc__, **settings)
+        auto_cli(COMMANDS, as_positional=False, description=__doc__, **settings)
     print("finished")
 
 

@@ -1,8 +1,12 @@
 """Faults of the network and of the data: retried, or one line; never fill values."""
 
 import math
+import random
+import shutil
 import time
+from pathlib import Path
 
+import build_store
 import numpy as np
 import pytest
 from zarr.core.sync import sync
@@ -14,6 +18,7 @@ from src.data.store import open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from tests.fault_proxy import Fault, FaultyProxy
+from tests.runs import call
 
 URL = "s3://embedded/faults.zarr"
 PERIODS = {"train_period": ("1900-01", "1901-04"), "val_period": ("1901-09", "1901-12")}
@@ -80,6 +85,70 @@ def test_a_lost_chunk_is_named(dask):
         CloudDataset("train", **(SETTINGS | {"url": url, "dask": dask}))[0]
 
 
+def read_all(settings: dict) -> None:
+    for split in ("train", "val"):
+        dataset = CloudDataset(split, **settings)
+        dataset.__getitems__(range(len(dataset)))
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    bit = random.randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    build_cube(str(folder))
+    return folder
+
+
+def test_a_flipped_bit_is_named(tmp_path, whole):
+    """In fields, axes and statistics. Broken by: no checksum, no explained, lazy statistics."""
+    chunks = [path.relative_to(whole) for path in whole.rglob("c/**/*")]
+    chunks = [path for path in chunks if (whole / path).is_file()]
+    for number, chunk in enumerate(random.sample(chunks, 12)):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        flip_a_bit(folder / chunk)
+        settings = SETTINGS | {
+            "url": str(folder),
+            "dask": ("none", "threads")[number % 2],
+        }
+        # The windows of both splits have all chunks.
+        settings |= {"window": (4, 18, 36), "val_stride": (4, 18, 36)}
+        key = str(chunk)
+        if key.startswith("statistics"):
+            key = "/".join(chunk.parts[2:])
+        with pytest.raises(UserError, match=rf"damaged chunks \['{key}'\]"):
+            read_all(settings)
+
+
+def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
+    """Lost and flipped chunks. Broken by: no forget_damaged_regions, no mend_statistics."""
+    cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[2,9,18]"]
+    call(monkeypatch, *cube, f"--url={tmp_path}", script=build_store)
+    words = ["statistics", f"--url={tmp_path}", "--train_period=[1900-01,1901-04]"]
+    call(monkeypatch, *words, script=build_store)
+    before = CloudDataset("train", **(SETTINGS | {"url": str(tmp_path)}))[0][0]
+    flip_a_bit(tmp_path / "current_speed/c/5/1/1")
+    (tmp_path / "salinity/c/3/0/0").unlink()
+    flip_a_bit(tmp_path / "statistics/1900-01_1901-04/climatology/c/0/0/0/0")
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="1"):
+        call(monkeypatch, "check", f"--url={tmp_path}", script=build_store)
+    named = capsys.readouterr().out
+    for key in ("current_speed/c/5/1/1", "salinity/c/3/0/0", "climatology/c/0/0/0/0"):
+        assert key in named
+    assert named.count("damaged or missing") == 3
+    call(monkeypatch, "check", f"--url={tmp_path}", "--repair=true", script=build_store)
+    assert "all chunks are there" in capsys.readouterr().out
+    after = CloudDataset("train", **(SETTINGS | {"url": str(tmp_path)}))[0][0]
+    np.testing.assert_array_equal(before, after)
+
+
 def test_a_cache_on_the_local_disk_needs_no_server(proxy, monkeypatch, tmp_path):
     """Of fsspec, in the URL: a chunk that was read is not asked for again."""
     monkeypatch.chdir(tmp_path)
@@ -133,6 +202,6 @@ def test_data_that_cannot_be_trained_on(tmp_path):
     fields = cube_fields((24, 8, 8), (12, 8, 8), seed=0)[["salinity"]]
     with pytest.raises(UserError, match="standard deviation"):
         build(str(tmp_path / "a"), fields * np.nan, (12, 8, 8), ("1900-01", "1901-04"))
-    fields.rename(lat="y").to_zarr(tmp_path / "b")
-    with pytest.raises(UserError, match=r"axes of .* are not time, lat, lon"):
+    fields.rename(lat="row").to_zarr(tmp_path / "b")
+    with pytest.raises(UserError, match=r"axes of .*, and not time, lat, lon"):
         CloudDataset("train", **(SETTINGS | {"url": str(tmp_path / "b")}))

@@ -1,6 +1,7 @@
 """How stores come to be: built whole or not finished, by a cluster, from a service; chunks."""
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,10 +15,13 @@ import pytest
 import usecase_API_access
 import usecase_cloud_access
 from distributed import LocalCluster
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from src.config import CHAPTER
-from src.data.build import OCEAN
-from src.data.cube import block
+from src.data.build import OCEAN, build
+from src.data.check import damage
+from src.data.cube import block, cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
@@ -65,6 +69,40 @@ def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
     for path in ("", "/statistics/1900-01_1901-07"):
         a, b = (open_fields(open_store(f"{url}{path}")) for url in (whole, killed))
         assert a.identical(b)
+
+
+@pytest.mark.slow
+def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
+    """And after all objects were deleted. Broken by: made_of written after the arrays."""
+    fields = cube_fields((24, 8, 8), (12, 8, 8), seed=0)[["salinity"]]
+    arguments = (fields, (12, 8, 8), ("1900-01", "1901-04"))
+    build(str(tmp_path / "whole"), *arguments)
+    expected = open_fields(open_store(str(tmp_path / "whole")))
+    write = LocalStore.set
+
+    async def write_until_killed(store, *arguments):
+        nonlocal writes_left
+        writes_left -= 1
+        if writes_left < 0:
+            raise InterruptedError
+        await write(store, *arguments)
+
+    for number in (*range(9), *random.sample(range(9, 24), 4)):
+        url = str(tmp_path / str(number))
+        writes_left = number
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "set", write_until_killed)
+            with pytest.raises(InterruptedError):
+                build(url, *arguments)
+        build(url, *arguments)
+        assert open_fields(open_store(url)).identical(expected)
+        assert damage(url) == []
+
+    url = "s3://embedded/deleted.zarr"
+    build(url, *arguments)
+    sync(open_store(url, read_only=False).delete_dir(""))
+    build(url, *arguments)
+    assert open_fields(open_store(url)).identical(expected)
 
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):

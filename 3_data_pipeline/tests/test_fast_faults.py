@@ -1,7 +1,7 @@
 """Faults of the store under the fast reader: retried, or one line; and the memory that it takes."""
 
-import json
 import math
+import random
 import subprocess
 import sys
 import time
@@ -63,27 +63,40 @@ def test_a_lost_chunk_is_named():
         FastDataset("train", **(SETTINGS | {"url": url}))[0]
 
 
-@pytest.mark.parametrize("key", ["scale_factor", "missing_value"])
-def test_stores_that_it_cannot_read(tmp_path, key):
-    """Broken by: no look at the encoding in FastDataset.__init__: packed integers as kelvin."""
-    url = str(tmp_path / "scaled.zarr")
-    build(
-        url,
-        cube_fields((24, 18, 36), (12, 9, 18), seed=0),
-        (12, 9, 18),
-        ("1900-01", "1901-04"),
-    )
-    file = tmp_path / "scaled.zarr/zarr.json"
-    metadata = json.loads(file.read_text())
-    salinity = metadata["consolidated_metadata"]["metadata"]["salinity"]
-    salinity["attributes"][key] = 0.1
-    file.write_text(json.dumps(metadata))
-    with pytest.raises(
-        UserError, match="salinity is stored in another form; use CloudDataset"
-    ):
-        FastDataset("train", **(SETTINGS | {"url": url}))
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_flipped_bit_is_named(tmp_path, packed):
+    """Broken by: no with_checksums in build or in pack."""
+    build_small(str(tmp_path))
+    array = tmp_path / ("packed/fields" if packed else "salinity")
+    chunks = [path for path in array.glob("c/**/*") if path.is_file()]
+    if packed:  # the months between the two periods are in no window
+        chunks = [path for path in chunks if int(path.parts[-3]) not in range(16, 20)]
+    for chunk in random.sample(chunks, 8):
+        whole = chunk.read_bytes()
+        damaged = bytearray(whole)
+        bit = random.randrange(8 * len(whole))
+        damaged[bit // 8] ^= 1 << bit % 8
+        chunk.write_bytes(damaged)
+        settings = SETTINGS | {"url": str(tmp_path), "window": (4, 18, 36)}
+        settings |= {"train_stride": (4, 18, 36), "val_stride": (4, 18, 36)}
+        with pytest.raises(UserError, match=f"{chunk.relative_to(tmp_path)}"):
+            read_all(settings | {"packed": packed})
+        chunk.write_bytes(whole)
+    read_all(settings | {"packed": packed})
+
+
+def read_all(settings: dict) -> None:
+    for split in ("train", "val"):
+        dataset = FastDataset(split, **settings)
+        dataset.__getitems__(range(len(dataset)))
+
+
+def test_a_packed_copy_has_to_be_there():
+    build_small()
     with pytest.raises(UserError, match="there is no Zarr store"):
-        FastDataset("train", **SETTINGS | {"url": str(tmp_path)}, packed=True)
+        FastDataset(
+            "train", **SETTINGS | {"url": URL.replace("small", "none")}, packed=True
+        )
 
 
 def test_a_stream_reads_each_chunk_once(proxy):

@@ -3,15 +3,20 @@
 import os
 
 import lightning_train
+import numpy as np
 import pytest
+import s3fs
 from torch.testing import assert_close
 
 from src.config import CHAPTER
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
+from src.data.s3_server import CREDENTIALS, connect
 from src.data.timed_loader import TimedLoader, limiting_stage
 from src.data.usecase_cloud_dataset import CloudDataset
+from src.errors import UserError
+from tests import layouts
 from tests.runs import rows, saved, start, train
 from tests.stores import SETTINGS, build_small
 
@@ -115,3 +120,46 @@ def test_the_limiting_stage_is_named():
     assert limiting_stage(0.5, store=5, decoding=1) == "the store"
     assert limiting_stage(0.5, store=1, decoding=5).startswith("this process")
     assert limiting_stage(0.5, store=0, decoding=0) == "the loader"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("packed", [False, True])
+def test_any_layout_is_read_as_the_slow_reader_reads_it(tmp_path, zarr_format, packed):
+    """To the bit. Broken by: no transpose or level in on_grid; no decoded; always zarr3."""
+    url = layouts.write_layout(tmp_path, zarr_format, packed)
+    settings = layouts.SETTINGS | {"statistics_store": str(tmp_path), "url": url}
+    slow = CloudDataset("train", **settings)
+    fast = FastDataset("train", **settings)
+    indices = range(len(slow))
+    pairs = zip(slow.__getitems__(indices), fast.__getitems__(indices), strict=True)
+    for (x, _), (y, _) in pairs:
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_form_that_it_does_not_know_is_one_line(tmp_path):
+    url = layouts.filtered(tmp_path)
+    settings = layouts.SETTINGS | {"statistics_store": str(tmp_path), "url": url}
+    with pytest.raises(UserError, match=rf"^{url}: .*; CloudDataset may be able"):
+        FastDataset("train", **settings)[0]
+    CloudDataset("train", **settings)[0]
+
+
+def test_keys_come_from_where_boto_looks(monkeypatch):
+    """A profile, for a server that checks signatures. Broken by: the type environment in spec()."""
+    server = connect()
+    for name in server:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server["AWS_ENDPOINT_URL"])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(CREDENTIALS))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()  # earlier ones have found no keys
+    s3fs.S3FileSystem().mkdirs("other", exist_ok=True)
+    url = "s3://other/small.zarr"
+    build_small(url)
+    settings = SETTINGS | {"url": url}
+    slow, fast = CloudDataset("train", **settings), FastDataset("train", **settings)
+    assert_close(slow[3][0], fast[3][0], **SAME)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    with pytest.raises(UserError, match=r"^s3://other"):
+        FastDataset("train", **settings)[0]

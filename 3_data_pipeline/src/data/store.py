@@ -7,8 +7,12 @@
 # filecache::URL         with a copy of what was read on the local disk; also blockcache::
 
 import asyncio
+import functools
+import itertools
+import math
 import os
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import fsspec
@@ -26,6 +30,18 @@ from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
 AXES = ("time", "lat", "lon")
+AXES_WANTED = "and not time, lat, lon in some order, perhaps with level"
+# What public stores and CF call them, in lower case.
+AXIS_NAMES = {
+    "time": ("time", "valid_time"),
+    "level": ("level", "pressure_level", "isobaricinhpa", "plev", "lev", "depth"),
+    "lat": ("lat", "latitude", "y"),
+    "lon": ("lon", "longitude", "x"),
+}
+Levels = Sequence[float] | None
+# Names of arrays, and which part of each; None means all of it.
+Parts = Iterable[tuple[str, Sequence[slice] | None]]
+DECODING_ERRORS = (RuntimeError, ValueError)  # of zarr's codecs
 METADATA_LIMIT = 5.0  # seconds; metadata come first: a wrong address is found soon
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
@@ -36,15 +52,22 @@ def status(error: Exception) -> int:
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-# Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at this
-# number, or after a store's patience, whichever comes first.
-s3fs.S3FileSystem.retries = 10
-s3fs.core.add_retryable_error(ConnectionError)
-s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
-# A chunk that does not exist means one full of the fill value in Zarr, so what a failed write or a
-# careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know this
-# setting; for older ones CheckedStore does the same.
-zarr.config.set({"array.read_missing_chunks": False})
+@functools.cache
+def configure_libraries() -> None:
+    """What s3fs and zarr can only be told for the whole process; once is enough."""
+    # Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at
+    # this number, or after a store's patience, whichever comes first.
+    s3fs.S3FileSystem.retries = 10
+    s3fs.core.add_retryable_error(ConnectionError)
+    s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
+    # A chunk that does not exist means one full of the fill value in Zarr, so what a failed write
+    # or a careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know
+    # this setting; for older ones CheckedStore does the same.
+    zarr.config.set({"array.read_missing_chunks": False})
+
+
+class DamageError(UserError):
+    """Chunks are there, and cannot be decoded."""
 
 
 class CheckedStore(WrapperStore[Store]):
@@ -90,6 +113,7 @@ def open_store(
     url: str, patience: float = 60, anonymous: bool = False, read_only: bool = True
 ) -> CheckedStore:
     """The store at ``url``, which need not exist yet. Raises UserError for a wrong address."""
+    configure_libraries()
     if "://" not in url:
         return CheckedStore(LocalStore(url, read_only=read_only), url, patience)
     load_dotenv()  # .env in this folder or above; what is set already stays
@@ -136,6 +160,35 @@ def open_store(
     return CheckedStore(FsspecStore(fs, read_only, path, absent), url, patience)
 
 
+def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
+    """A DamageError that names the chunks, of these parts of arrays; or else the same error."""
+    bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
+    if not bad:
+        return error
+    advice = "build_store.py check --url URL --repair true makes them anew"
+    return DamageError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
+
+
+def bad_chunks(
+    store: CheckedStore, name: str, region: Sequence[slice] | None = None
+) -> Iterator[str]:
+    """The keys of an array's chunks that are missing or damaged; reads them one by one."""
+    array = zarr.open_array(store, path=name, mode="r")
+    region = region or [slice(0, size) for size in array.shape]
+    numbers = []  # of the chunks along each axis
+    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
+        first = part.start // chunk
+        stop = math.ceil(part.stop / chunk)
+        # A window may go on beyond the last column, with the first ones.
+        count = math.ceil(size / chunk)
+        numbers.append(sorted({number % count for number in range(first, stop)}))
+    for place in itertools.product(*numbers):
+        try:
+            array.blocks[place]
+        except (UserError, *DECODING_ERRORS):
+            yield f"{name}/{array.metadata.encode_chunk_key(place)}"
+
+
 def open_fields(
     store: CheckedStore, chunks: Any = None, consolidated: bool | None = None
 ) -> xr.Dataset:
@@ -149,18 +202,69 @@ def open_fields(
         raise UserError(
             f"{store.url}: there is no Zarr store; build_store.py makes one"
         ) from error
+    except DECODING_ERRORS as error:  # of the axes, which are read now
+        arrays = zarr.open_group(store, mode="r").arrays()
+        axes = [(name, None) for name, array in arrays if array.ndim == 1]
+        raise explained(error, store, axes) from None
     if fields.attrs.get("regions_left"):
         raise UserError(
             f"{store.url} is not finished: run its build_store.py command again"
         )
-    return fields
+    return named_axes(fields)
 
 
-def select(fields: xr.Dataset, names: list[str] | None, url: str) -> xr.Dataset:
-    """These variables, or all. Raises UserError if one is missing, or not over (time, lat, lon)."""
-    names = names or sorted(map(str, fields))
+def named_axes(fields: xr.Dataset) -> xr.Dataset:
+    """The same fields with axes called time, level, lat and lon, in the order of the store."""
+    fields = fields.reset_coords(
+        drop=True
+    )  # a grid's further coordinates may have these names
+    names: dict[Any, str] = {}
+    for axis, others in AXIS_NAMES.items():
+        found = [name for name in fields.dims if str(name).lower() in others]
+        names |= dict.fromkeys(found[:1], axis)
+    return fields.rename(names)
+
+
+def select(
+    fields: xr.Dataset, names: list[str] | None, url: str, levels: Levels = None
+) -> xr.Dataset:
+    """These variables, or all; each level of one that has levels is a variable.
+
+    Their encoding gets the array that each is from, its axes, and the number of its level: this is
+    what another reader than xarray has to know.
+
+    Args:
+        fields: with the axes of named_axes.
+        names: of variables in the store; None takes all that have time, lat and lon.
+        url: for messages.
+        levels: values of the axis level; variables are called temperature_500 then.
+
+    Raises:
+        UserError: a variable or a level is missing, or an axis.
+    """
+    on_grid = [str(name) for name in fields if set(AXES) <= set(fields[name].dims)]
+    names = names or sorted(on_grid) or list(map(str, fields))
     if missing := [name for name in names if name not in fields]:
         raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")
-    if any(fields[name].dims != AXES for name in names):
-        raise UserError(f"{url}: the axes of {names} are not time, lat, lon")
-    return fields[names]
+
+    selected = {}
+    for name in names:
+        field = fields[name]
+        extra = set(field.dims) - set(AXES)
+        if name not in on_grid or extra - {"level"}:
+            raise UserError(
+                f"{url}: the axes of {name} are {field.dims}, {AXES_WANTED}"
+            )
+        field.encoding |= {"array": name, "axes": field.dims, "level": None}
+        if not extra:
+            selected[name] = field
+            continue
+        values = field["level"].values.tolist()
+        if not levels or not set(levels) <= set(values):
+            raise UserError(f"levels: {name} in {url} has {values}; name some of them")
+        for level in levels:
+            number = values.index(level)
+            layer = field.isel(level=number, drop=True)
+            layer.encoding |= {**field.encoding, "level": number}
+            selected[f"{name}_{level:g}"] = layer
+    return xr.Dataset(selected, attrs=fields.attrs)

@@ -11,11 +11,12 @@ import xarray as xr
 import zarr
 from filelock import FileLock
 from tqdm import tqdm
+from zarr.codecs import ZstdCodec
 
 from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import compute_statistics, read_statistics, statistics_url
-from src.data.store import AXES, open_fields, open_store, select
+from src.data.store import AXES, CheckedStore, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -24,54 +25,53 @@ OCEAN = "s3://embedded/ocean.zarr"
 OCEAN_CHUNK = (54, 18, 72)
 
 
-def build(url: str, fields: xr.Dataset, chunk: Window, train_period: Period) -> None:
+def build(
+    url: str,
+    fields: xr.Dataset,
+    chunk: Window,
+    train_period: Period,
+    command: dict[str, Any] | None = None,
+) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
-    Dask arrays are computed chunk by chunk; a region is as many months as a chunk. Raises UserError
-    if something else is at this place.
+    Dask arrays are computed chunk by chunk; a region is as many months as a chunk.
+
+    Args:
+        url: where to.
+        fields: the variables.
+        chunk: months, latitudes and longitudes of a chunk.
+        train_period: first and last date of the training, both inclusive.
+        command: the subcommand of build_store.py and its arguments, for a repair.
+
+    Raises:
+        UserError: something else is at this place.
     """
-    fields = (
-        fields.transpose(*AXES)
-        .drop_encoding()
-        .drop_vars(set(fields.coords) - set(AXES))
-    )
+    fields = fields.transpose(*AXES).drop_encoding()
+    fields = fields.drop_vars(set(fields.coords) - set(AXES))
     chunks = {
-        axis: min(c, fields.sizes[axis]) for axis, c in zip(AXES, chunk, strict=True)
+        axis: min(size, fields.sizes[axis])
+        for axis, size in zip(AXES, chunk, strict=True)
     }
     starts = range(0, fields.sizes["time"], chunks["time"])
     period = fields["time"].values[[0, -1]].astype(str)
     made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}, {fields.attrs}"
-    fields = fields.chunk(chunks)
+    attributes = {"made_of": made_of, "regions_left": len(starts), "command": command}
+    fields = fields.chunk(chunks).assign_attrs(attributes)
     store = open_store(url, read_only=False)
-    try:
-        group = zarr.open_group(store, mode="r+")
-    except FileNotFoundError:
-        settings = {
-            "chunks": (*chunks.values(),),
-            "dtype": "float32",
-            "_FillValue": math.nan,
-        }
-        encoding = dict.fromkeys(fields, settings)
-        fields.to_zarr(
-            store, mode="w-", compute=False, encoding=encoding, zarr_format=3
-        )
-        group = zarr.open_group(store, mode="r+")
-        group.attrs.update(made_of=made_of, regions_left=len(starts))
-    if group.attrs.get("made_of") != made_of:
-        raise UserError(
-            f"{url}: something else is here; delete it, or choose another place"
-        )
-
+    group = open_or_begin(store, fields)
     left: Any = group.attrs["regions_left"]
+    if left == len(starts):
+        create_arrays(store, group, fields, chunks)
+        group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
+
     if left:
         size = 4 * math.prod(fields.sizes.values()) * len(fields) / 1e9
         objects = sum(field.data.npartitions for field in fields.values())
         print(f"{url}: {size:.3f} GB before compression, {objects:,} objects")
     # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
-    for number in tqdm(
-        range(len(starts) - left, len(starts)), url, unit="region", disable=None
-    ):
+    first = len(starts) - left
+    for number in tqdm(range(first, len(starts)), url, unit="region", disable=None):
         region = slice(starts[number], starts[number] + chunks["time"])
         # Land, too: a chunk that is not there has to mean one that was lost.
         values.isel(time=region).to_zarr(
@@ -81,12 +81,51 @@ def build(url: str, fields: xr.Dataset, chunk: Window, train_period: Period) -> 
     add_statistics(url, train_period)
 
 
+def open_or_begin(store: CheckedStore, fields: xr.Dataset) -> zarr.Group:
+    """What an earlier build of these fields has left, or a new group. Raises as build does."""
+    try:
+        group = zarr.open_group(store, mode="r+")
+    except FileNotFoundError:
+        # One object, with its attributes: however early a build is killed, the next one knows it.
+        group = zarr.create_group(store, attributes=dict(fields.attrs))
+    if group.attrs.get("made_of") != fields.attrs["made_of"]:
+        raise UserError(
+            f"{store.url}: something else is here; delete it, or choose another place"
+        )
+    return group
+
+
+def create_arrays(
+    store: CheckedStore, group: zarr.Group, fields: xr.Dataset, chunks: dict[str, int]
+) -> None:
+    """Write the axes, and the descriptions of arrays of which no value is written yet."""
+    for name in list(group.keys()):
+        del group[name]  # a kill may have left some of them
+    settings = {
+        "chunks": tuple(chunks.values()),
+        "dtype": "float32",
+        "_FillValue": math.nan,
+    }
+    encoding = with_checksums(fields)
+    for field in fields:
+        encoding[field] |= settings
+    fields.to_zarr(store, mode="a", compute=False, encoding=encoding, zarr_format=3)
+
+
+def with_checksums(fields: xr.Dataset) -> dict[Any, dict[str, Any]]:
+    """How xarray is to compress each array: one flipped bit makes its chunk unreadable."""
+    # Without the checksum, which is zarr's default, most flipped bits decode to other numbers.
+    compressor = ZstdCodec(level=0, checksum=True)
+    return {name: {"compressors": [compressor]} for name in fields.variables}
+
+
 def add_statistics(
     url: str,
     train_period: Period,
     variables: list[str] | None = None,
     to: str | None = None,
     anonymous: bool = False,
+    levels: list[float] | None = None,
 ) -> None:
     """The statistics of a training period, for a store that is there.
 
@@ -96,23 +135,34 @@ def add_statistics(
         variables: which of its variables; null takes all.
         to: another store to put them into, where this one cannot be written to.
         anonymous: read public data, without credentials.
+        levels: which values of the axis level; each makes a variable.
     """
     # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory.
     with dask.config.set({"array.chunk-size": "8MiB"}):
         fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
-    fields = select(fields, variables, url)
+    fields = select(fields, variables, url, levels)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
     try:
         read_statistics(open_store(place), list(map(str, fields)))
     except UserError:  # they are not there, or not finished
         statistics = compute_statistics(fields, train_period)
-        store = open_store(place, read_only=False)
-        statistics.to_zarr(store, mode="w", zarr_format=3, write_empty_chunks=True)
+        # A group for all periods, through which check finds them.
+        zarr.open_group(
+            open_store(f"{to or url}/statistics", read_only=False), mode="a"
+        )
+        statistics.to_zarr(
+            open_store(place, read_only=False),
+            mode="w",
+            zarr_format=3,
+            write_empty_chunks=True,
+            encoding=with_checksums(statistics),
+        )
 
 
 def build_ocean(train_period: Period) -> None:
     """Build the store of the default run, unless it is there."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / "build.lock"):  # two runs may start at the same time
-        build(OCEAN, ocean_fields(), OCEAN_CHUNK, train_period)
+        command = {"command": "ocean"}
+        build(OCEAN, ocean_fields(), OCEAN_CHUNK, train_period, command)

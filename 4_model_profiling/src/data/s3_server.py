@@ -46,10 +46,6 @@ ENV_FILE = FOLDER / "server.env"
 CREDENTIALS = FOLDER / "credentials"  # the same keys as an AWS profile, for TensorStore
 # The file that this process holds the lock on, once it has connected.
 _users_lock: list[int] = []
-# A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
-os.environ["no_proxy"] = (
-    f"127.0.0.1,{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')}"
-)
 
 
 def connect() -> dict[str, str]:
@@ -58,6 +54,10 @@ def connect() -> dict[str, str]:
     Returns AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, as S3 clients read them.
     Raises OSError if it does not start.
     """
+    # A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if "127.0.0.1" not in others:
+        os.environ["no_proxy"] = f"127.0.0.1,{others}"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / "lock"):
         # Of ranks that come at the same time, one starts it.

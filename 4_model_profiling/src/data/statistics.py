@@ -6,7 +6,14 @@ import numpy as np
 import xarray as xr
 from tqdm.dask import TqdmCallback
 
-from src.data.store import AXES, CheckedStore, open_fields
+from src.data.store import (
+    AXES,
+    DECODING_ERRORS,
+    CheckedStore,
+    DamageError,
+    explained,
+    open_fields,
+)
 from src.data.windows import Period, find_period
 from src.errors import UserError
 
@@ -59,7 +66,17 @@ def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
         # Consolidated metadata are written last: without them, the statistics are not finished.
         statistics = open_fields(store, consolidated=True)
         order = [statistics.attrs["variables"].index(name) for name in names]
+    except DamageError:
+        raise
     except (UserError, ValueError) as error:
         text = f"no statistics of {names} in this period; build_store.py statistics makes them"
         raise UserError(f"{store.url}: {text}") from error
-    return statistics.isel(variable=order)
+    statistics = statistics.isel(variable=order)
+    try:
+        # A damaged chunk shall end a training before its first step, and not in its report.
+        read = statistics.compute()
+    except DECODING_ERRORS as error:
+        parts = [(str(name), None) for name in statistics]
+        raise explained(error, store, parts) from None
+    # The climatology may be large, and workers get a copy of everything: it stays in the store.
+    return read.assign(climatology=statistics["climatology"])

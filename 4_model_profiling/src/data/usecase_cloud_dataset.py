@@ -2,6 +2,7 @@
 
 # The samples are those of WindowDataset, to the bit, but the fields are never in memory.
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,14 @@ from torch import Tensor
 from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import read_statistics, statistics_url
-from src.data.store import open_fields, open_store, select
+from src.data.store import (
+    AXES,
+    DECODING_ERRORS,
+    explained,
+    open_fields,
+    open_store,
+    select,
+)
 from src.data.windows import Coordinates, Period, Window, WindowGrid, find_periods
 from src.errors import UserError
 
@@ -31,6 +39,7 @@ class CloudDataset(FieldDataset):
     Args:
         url: the store; s3://embedded/ocean.zarr is built when it is not there.
         variables: which of the store's variables; null takes all.
+        levels: which values of the axis level; each makes a variable, such as temperature_500.
         window: months, latitudes and longitudes of a sample.
         train_stride: steps between neighbouring training windows; smaller steps give more windows.
         val_stride: the same for validation.
@@ -49,6 +58,7 @@ class CloudDataset(FieldDataset):
         split: Split,
         url: str = OCEAN,
         variables: list[str] | None = None,
+        levels: list[float] | None = None,
         window: Window = (12, 16, 32),
         train_stride: Window = (1, 1, 10),
         val_stride: Window = (12, 2, 16),
@@ -66,7 +76,7 @@ class CloudDataset(FieldDataset):
         self.statistics_url = statistics_url(statistics_store or url, train_period)
         self.dask = dask
         # A loader's worker gets these pickled: how to open a store, but no connections or values.
-        fields, statistics = self.open(variables)
+        fields, statistics = self.open(variables, levels)
         self.lazy_fields = fields
         self.statistics = statistics
         self.variables = [str(name) for name in fields]
@@ -92,11 +102,13 @@ class CloudDataset(FieldDataset):
         if not len(self):
             raise UserError(f"data.dataset: no window {window} with values in {url}")
 
-    def open(self, names: list[str] | None) -> tuple[xr.Dataset, xr.Dataset]:
+    def open(
+        self, names: list[str] | None, levels: list[float] | None
+    ) -> tuple[xr.Dataset, xr.Dataset]:
         """The fields and their statistics: names, shapes and coordinates, but no values yet."""
         store = open_store(self.url, self.patience, self.anonymous)
         fields = open_fields(store, chunks=None if self.dask == "none" else {})
-        fields = select(fields, names, self.url)
+        fields = select(fields, names, self.url, levels)
         is_public = self.anonymous and self.statistics_url.startswith(self.url)
         statistics = open_store(self.statistics_url, self.patience, is_public)
         return fields, read_statistics(statistics, list(map(str, fields)))
@@ -114,15 +126,20 @@ class CloudDataset(FieldDataset):
 
     # A DataLoader asks for a whole batch with this: dask then reads its chunks together.
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        windows = [self.lazy_window(index) for index in indices]
-        if self.dask != "none":
-            # A distributed.Client of this process has set the scheduler; then it takes the tasks.
-            windows = dask.compute(
-                *windows, scheduler=dask.config.get("scheduler", self.dask)
-            )
+        try:
+            windows = [self.lazy_window(index) for index in indices]
+            if self.dask != "none":
+                # A distributed.Client of this process has set the scheduler; it takes the tasks.
+                scheduler = dask.config.get("scheduler", self.dask)
+                windows = dask.compute(*windows, scheduler=scheduler)
+        except DECODING_ERRORS as error:
+            store = open_store(self.url, self.patience, self.anonymous)
+            parts = itertools.chain(*map(self.stored_parts, indices))
+            raise explained(error, store, parts) from None
         samples = []
         for index, window in zip(indices, windows, strict=True):
             values = np.stack([np.concatenate(parts, axis=-1) for parts in window])
+            values = values.astype(np.float32)  # packed integers may be float64 by now
             samples.append((torch.from_numpy(self.normalise(values)), index))
         return samples
 
@@ -136,10 +153,26 @@ class CloudDataset(FieldDataset):
         window = []
         for name in self.variables:
             variable = self.lazy_fields.variables[name]
-            lazy = [variable[time, rows, part] for part in parts]
-            # `values` reads now; `data` is an array of dask, which is read later, with the others.
-            window.append([x.values if self.dask == "none" else x.data for x in lazy])
+            lazy = [variable.isel(time=time, lat=rows, lon=part) for part in parts]
+            if self.dask == "none":
+                # Read first, in the order of the store: a lazy array is slow once transposed.
+                lazy = [part.load() for part in lazy]
+            # With dask `data` is an array that is read later, together with the others.
+            window.append([part.transpose(*AXES).data for part in lazy])
         return window
+
+    def stored_parts(self, index: int) -> list[tuple[str, list[slice]]]:
+        """A window's arrays, and which part of each, along the axes that it has in the store."""
+        parts = []
+        for name in self.variables:
+            encoding = self.lazy_fields[name].encoding
+            level = encoding["level"]
+            region = dict(zip(AXES, self.grid.slices(index), strict=True))
+            if level is not None:
+                region["level"] = slice(level, level + 1)
+            part = [region[axis] for axis in encoding["axes"]]
+            parts.append((encoding["array"], part))
+        return parts
 
     def climatology(self, index: int) -> Tensor:
         """(V, T, H, W), normalised: the training period's mean for this place and time of year."""

@@ -1,0 +1,53 @@
+"""Compare a store with what it should have, and mend it."""
+
+import math
+from typing import Any
+
+import zarr
+from tqdm import tqdm
+
+from src.data.build import add_statistics
+from src.data.store import bad_chunks, open_store
+from src.errors import UserError
+
+
+def damage(url: str) -> list[str]:
+    """The keys of all chunks of a store that are missing or damaged, and of unfinished parts.
+
+    Reads the whole store: fields, statistics, and further copies.
+    """
+    store = open_store(url)
+    try:
+        # Not the consolidated metadata, which know the fields alone.
+        root = zarr.open_group(store, mode="r", use_consolidated=False)
+    except FileNotFoundError as error:
+        raise UserError(f"{url}: there is no Zarr store") from error
+    bad = ["a region"] if root.attrs.get("regions_left") else []
+    for path, node in tqdm(root.members(max_depth=None), url, disable=None):
+        if isinstance(node, zarr.Array):
+            bad += bad_chunks(store, path)
+        elif "/" in path and not node.metadata.consolidated_metadata:
+            # They are written last. A group of groups has none, and no arrays either.
+            bad += [path] if any(node.array_keys()) else []
+    return bad
+
+
+def forget_damaged_regions(url: str, bad: list[str]) -> None:
+    """Make the next build of this store begin with the first damaged region."""
+    group = zarr.open_group(open_store(url, read_only=False), mode="r+")
+    arrays = dict(group.arrays())
+    left: Any = group.attrs["regions_left"]
+    for key in bad:
+        name, _, place = key.partition("/c/")
+        if name in arrays:
+            array = arrays[name]
+            region = 0 if array.ndim == 1 else int(place.split("/")[0])  # 1: an axis
+            left = max(left, math.ceil(array.shape[0] / array.chunks[0]) - region)
+    group.attrs["regions_left"] = left
+
+
+def mend_statistics(url: str, bad: list[str]) -> None:
+    """Compute damaged statistics again, from the fields."""
+    for place in {key.split("/")[1] for key in bad if key.startswith("statistics/")}:
+        first, last = place.split("_")
+        add_statistics(url, (first, last))
