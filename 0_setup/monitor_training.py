@@ -1,4 +1,4 @@
-"""Measure the energy and the emissions of any training command, on this machine.
+"""Estimate the energy and the emissions of any training command, on this machine.
 
   uv run --group emissions python monitor_training.py "python pytorch_train.py" --country NLD
 
@@ -31,14 +31,19 @@ def main() -> int:
     folder.mkdir(parents=True)
     # Offline: the carbon intensity of a country comes from a table, not from a web service.
     tracker = OfflineEmissionsTracker(
-        country_iso_code=settings.country, output_dir=str(folder), log_level="error"
+        country_iso_code=settings.country,
+        output_dir=str(folder),
+        log_level="error",
     )
     # Ctrl-C reaches the command as well, which saves and ends; then this script reports. Not
     # SIG_IGN, which the command would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
-    shell = f"({settings.command}) 2>&1 | tee -i {shlex.quote(str(folder / 'log.txt'))}"
+    shell = (
+        f"set -o pipefail; ({settings.command}) 2>&1 "
+        f"| tee -i {shlex.quote(str(folder / 'log.txt'))}"
+    )
     with tracker:
-        code = subprocess.call(["bash", "-o", "pipefail", "-c", shell])
+        code = subprocess.call(["bash", "-c", shell])
     result = tracker.final_emissions_data
     # In Wh and g: a run of a minute takes thousandths of the usual kWh and kg.
     energy = {

@@ -43,8 +43,10 @@ def test_leaves_everything_behind(monkeypatch, tmp_path):
     assert steps == list(range(1, 13))
     assert [row["step"] for row in table if row["val_loss"]] == ["4", "8", "12"]
     assert saved(folder, "best.pt")["step"] == 8
+    shutil.rmtree(folder / "checkpoints")  # somebody needs the disk
     train(monkeypatch, tmp_path, "--trainer.max_steps=1")
     assert {path.name for path in tmp_path.iterdir()} == {"run_1", "run_2"}
+    assert rows(folder) == table
 
 
 def test_same_seed_same_bits_other_seed_other_curve(monkeypatch, tmp_path):

@@ -21,7 +21,8 @@ def new_run_folder(output_dir: Path) -> Path:
         folder = output_dir / f"run_{number}"
         # mkdir instead of a look first: another run may start at the same moment.
         with contextlib.suppress(FileExistsError):
-            (folder / "checkpoints").mkdir(parents=True)
+            folder.mkdir(parents=True)
+            (folder / "checkpoints").mkdir()
             return folder
         number += 1
 
@@ -78,11 +79,7 @@ class Tracker:
 
     def log(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Log numbers after an optimiser step."""
-        row = {
-            "step": step,
-            "epoch": epoch,
-            **metrics,
-        }
+        row = {"step": step, "epoch": epoch, **metrics}
         self.rows.append(row)
         new_columns = [name for name in metrics if name not in self.columns]
         if new_columns:  # the first row, and the first validation

@@ -43,6 +43,6 @@ def make_optimizer(
             # + 1: neither the first step has the rate 0, nor two steps the highest one.
             return (step + 1) / (warmup_steps + 1)
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return 0.5 * (1 + math.cos(math.pi * progress))
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)

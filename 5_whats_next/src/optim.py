@@ -63,6 +63,6 @@ def make_optimizer(
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         if schedule == "restarts":
             progress = position / period_steps
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return 0.5 * (1 + math.cos(math.pi * progress))
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
