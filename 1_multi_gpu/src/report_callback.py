@@ -55,7 +55,7 @@ class Report(Callback):
 
     @rank_zero_only
     def begin(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Say what the run uses: one on the wrong hardware works as well, only slower."""
+        """Say what the run uses: a run on the wrong hardware gives no error."""
         strategy = f"{type(trainer.strategy).__name__} on {module.device}"
         steps = trainer.max_epochs * trainer.num_training_batches
         folder = os.path.relpath(trainer.default_root_dir)

@@ -39,9 +39,11 @@ def test_the_command_line_refuses(monkeypatch, capsys, tmp_path):
         "accumulate_grad_batches=2",
         "limit_train_batches=2",
         "precision=16-mixed",
+        "gradient_clip_algorithm=value",
+        "strategy=fsdp",
     ):
         with pytest.raises(
-            UserError, match=r"an optimiser step per batch|with chapter 5"
+            UserError, match=r"step per batch|chapter 5|by the norm|works with ddp"
         ):
             call(monkeypatch, "fit", f"--trainer.{setting}", script=lightning_trainer)
 

@@ -135,6 +135,7 @@ def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
     before = CloudDataset("train", **(SETTINGS | {"url": str(tmp_path)}))[0][0]
     flip_a_bit(tmp_path / "current_speed/c/5/1/1")
     (tmp_path / "salinity/c/3/0/0").unlink()
+    (tmp_path / "sea_surface_height/zarr.json").unlink()
     flip_a_bit(tmp_path / "statistics/1900-01_1901-04/climatology/c/0/0/0/0")
     capsys.readouterr()
     with pytest.raises(SystemExit, match="1"):
@@ -142,7 +143,8 @@ def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
     named = capsys.readouterr().out
     for key in ("current_speed/c/5/1/1", "salinity/c/3/0/0", "climatology/c/0/0/0/0"):
         assert key in named
-    assert named.count("damaged or missing") == 3
+    assert "sea_surface_height/zarr.json" in named
+    assert named.count("damaged or missing") == 4
     call(monkeypatch, "check", f"--url={tmp_path}", "--repair=true", script=build_store)
     assert "all chunks are there" in capsys.readouterr().out
     after = CloudDataset("train", **(SETTINGS | {"url": str(tmp_path)}))[0][0]

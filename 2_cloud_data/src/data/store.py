@@ -77,8 +77,8 @@ class CheckedStore(WrapperStore[Store]):
         super().__init__(store)
         self.url, self.patience = url, patience
 
-    # Zarr calls it for a read-only copy.
     def _with_store(self, store: Store) -> "CheckedStore":
+        """The same for another store: Zarr calls it for a read-only copy."""
         return CheckedStore(store, self.url, self.patience)
 
     async def get(
@@ -215,9 +215,8 @@ def open_fields(
 
 def named_axes(fields: xr.Dataset) -> xr.Dataset:
     """The same fields with axes called time, level, lat and lon, in the order of the store."""
-    fields = fields.reset_coords(
-        drop=True
-    )  # a grid's further coordinates may have these names
+    # Without a grid's further coordinates, which may have these names.
+    fields = fields.reset_coords(drop=True)
     names: dict[Any, str] = {}
     for axis, others in AXIS_NAMES.items():
         found = [name for name in fields.dims if str(name).lower() in others]

@@ -23,6 +23,9 @@ def damage(url: str) -> list[str]:
     except FileNotFoundError as error:
         raise UserError(f"{url}: there is no Zarr store") from error
     bad = ["a region"] if root.attrs.get("regions_left") else []
+    # An array whose description is lost is known from the consolidated metadata alone.
+    known = zarr.open_group(store, mode="r").array_keys()
+    bad += [f"{name}/zarr.json" for name in set(known) - set(root.array_keys())]
     for path, node in tqdm(root.members(max_depth=None), url, disable=None):
         if isinstance(node, zarr.Array):
             bad += bad_chunks(store, path)
@@ -38,10 +41,12 @@ def forget_damaged_regions(url: str, bad: list[str]) -> None:
     arrays = dict(group.arrays())
     left: Any = group.attrs["regions_left"]
     for key in bad:
-        name, _, place = key.partition("/c/")
+        name, _, place = key.removesuffix("/zarr.json").partition("/c/")
         if name in arrays:
             array = arrays[name]
-            region = 0 if array.ndim == 1 else int(place.split("/")[0])  # 1: an axis
+            # All regions, for an axis or a lost description.
+            is_field = array.ndim == 3 and place
+            region = int(place.split("/")[0]) if is_field else 0
             left = max(left, math.ceil(array.shape[0] / array.chunks[0]) - region)
     group.attrs["regions_left"] = left
 

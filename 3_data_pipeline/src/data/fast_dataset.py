@@ -63,11 +63,13 @@ class FastDataset(CloudDataset):
         # Seconds of waiting for the store, and of decoding and copying, for a diagnosis. Of all
         # workers, which add without a lock: a lost update changes it by some milliseconds.
         self.seconds = torch.zeros(2, dtype=torch.float64).share_memory_()
-        self.encodings = [dict(self.lazy_fields[n].encoding) for n in self.variables]
-        chunks = dict(
-            zip(self.encodings[0]["axes"], self.encodings[0]["chunks"], strict=True)
-        )
-        self.chunk = (1, *(chunks[axis] for axis in AXES))
+        # How each variable is stored: its array, type, packing, axes, level (store.select).
+        self.encodings = [
+            dict(self.lazy_fields[name].encoding) for name in self.variables
+        ]
+        axes = self.encodings[0]["axes"]
+        sizes = self.encodings[0]["chunks"]
+        self.chunk = (1, *(sizes[axes.index(axis)] for axis in AXES))
         self.variable_order = list(range(len(self.variables)))
         if packed:
             store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
@@ -89,8 +91,8 @@ class FastDataset(CloudDataset):
         )
         self.driver = "zarr" if group.metadata.zarr_format == 2 else "zarr3"
 
-    # For a loader's worker, which opens the store for itself.
     def __getstate__(self) -> dict[str, Any]:
+        """What a loader's worker gets, which opens the store for itself."""
         return self.__dict__ | {"requested": {}, "opened": None}
 
     @property

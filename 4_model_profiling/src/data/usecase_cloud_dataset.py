@@ -124,8 +124,11 @@ class CloudDataset(FieldDataset):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.__getitems__([index])[0]
 
-    # A DataLoader asks for a whole batch with this: dask then reads its chunks together.
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """A batch, for which a DataLoader calls this: dask reads its chunks together.
+
+        Raises DamageError for a chunk that cannot be decoded, and UserError for one that is lost.
+        """
         try:
             windows = [self.lazy_window(index) for index in indices]
             if self.dask != "none":
