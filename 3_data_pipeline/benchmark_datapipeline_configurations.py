@@ -27,21 +27,23 @@ from tqdm import tqdm
 from utils import Timed, collate, memory, read_configurations
 
 from src.config import CHAPTER, HelpFormatter
-from src.data.fast_dataset import LookAhead
 from src.data.loaders import Loaders
+from src.data.look_ahead import LookAhead
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError, one_line_errors
 from src.reproducibility import ResumableBatches
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Serve batches to a training step that takes ``train_step_time`` seconds."""
-    # Five time stamps for each batch: loading starts, loading ends, the training asks for it, gets
-    # it, is done with it. The first batch counts from the opening of the store on.
+    """Serve batches to a training step that takes ``train_step_time`` seconds.
+
+    Returns the seconds until the first batch, the opening of the store included, and five time
+    stamps for each batch: loading starts, loading ends, the training asks for it, gets it, is done
+    with it.
+    """
     opened = time.perf_counter()
-    dataset = pkgutil.resolve_name(settings["dataset"])(
-        "train", **settings["dataset_args"]
-    )
+    kind = pkgutil.resolve_name(settings["dataset"])
+    dataset = kind("train", **settings["dataset_args"])
     workers = settings["num_workers"]
     # For its order and options only; nothing is validated, so one dataset serves as both splits.
     loaders = Loaders(lambda split: dataset, settings["batch_size"], workers)
@@ -49,16 +51,15 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     timed = Timed(dataset, settings.get("dask_threads"))
     if hasattr(dataset, "prefetch") and not workers:
         batches = LookAhead(batches, timed)
-    keys = [
-        "pin_memory",
-        *(["prefetch_factor", "persistent_workers"] if workers else []),
-    ]
-    options = loaders.options() | {key: settings[key] for key in keys}
+    options = loaders.options() | {"pin_memory": settings["pin_memory"]}
+    if workers:
+        options["prefetch_factor"] = settings["prefetch_factor"]
+        options["persistent_workers"] = settings["persistent_workers"]
+    loader = DataLoader(timed, batch_sampler=batches, collate_fn=collate, **options)
+
     steps: list[list[float]] = []
     asked = time.perf_counter()
-    for start, end, _ in DataLoader(
-        timed, batch_sampler=batches, collate_fn=collate, **options
-    ):
+    for start, end, _ in loader:
         got = time.perf_counter()
         # A GPU computes, and this process is free.
         time.sleep(settings["train_step_time"])
@@ -67,7 +68,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
         asked = done
         if len(steps) == settings["warmup"] + settings["batches"]:
             break
-    return {"first_batch": steps[0][3] - opened, "steps": steps}
+    first_got = steps[0][3]
+    return {"first_batch": first_got - opened, "steps": steps}
 
 
 def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
@@ -83,12 +85,11 @@ def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, flo
 def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure in a new process, where nothing is left of the configuration before."""
     network = slow_network(settings["delay"]) if settings["delay"] else nullcontext()
-    with (
-        network,
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process,
-    ):
-        pid, peak = process.submit(os.getpid).result(), 0.0
+    spawn = multiprocessing.get_context("spawn")
+    with network, ProcessPoolExecutor(1, spawn) as process:
+        pid = process.submit(os.getpid).result()
         future = process.submit(measure, settings)
+        peak = 0.0
         while not wait([future], timeout=0.2).done:
             peak = max(peak, memory(pid))
         result = future.result()
@@ -107,20 +108,16 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
         connect()  # here, so that the server's memory is not that of a configuration
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     log.parent.mkdir(exist_ok=True)
-    rows = (
-        [json.loads(line) for line in log.read_text().splitlines()]
-        if log.exists()
-        else []
-    )
-    rows = [row for row in rows if configurations.get(row["name"]) == row["settings"]]
-    # Without the rows of configurations that have changed, also for the pictures.
-    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    # In turns, so that a busy machine slows all of them.
-    turns = [(name, number) for number in range(repeats) for name in configurations]
+    rows = read_log(log, configurations)
     finished = {(row["name"], row["turn"]) for row in rows}
-    for name, number in tqdm(
-        [t for t in turns if t not in finished], unit="turn", disable=None
-    ):
+
+    # In turns, so that a busy machine slows all of them.
+    turns = []
+    for number in range(repeats):
+        for name in configurations:
+            if (name, number) not in finished:
+                turns.append((name, number))
+    for name, number in tqdm(turns, unit="turn", disable=None):
         row = {"name": name, "turn": number, "settings": configurations[name]}
         try:
             row |= one_turn(configurations[name])
@@ -131,10 +128,26 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
         # In one write, because a run may be interrupted here.
         with log.open("ab", buffering=0) as lines:
             lines.write(f"{json.dumps(row)}\n".encode())
-    if not rows:
+    if not any(row["name"] in configurations for row in rows):
         raise UserError(f"{file}: none of its configurations could be measured")
     show(list(configurations), rows)
     print(f"all turns: {log.relative_to(CHAPTER)}; plot_benchmark_runs.py draws them")
+
+
+def read_log(log: Path, configurations: dict[str, dict[str, Any]]) -> list[dict]:
+    """The turns that were measured before, without those whose settings have changed.
+
+    A configuration that is no longer in the file, commented out perhaps, keeps its turns.
+    """
+    rows = []
+    if log.exists():
+        for line in log.read_text().splitlines():
+            row = json.loads(line)
+            if configurations.get(row["name"], row["settings"]) == row["settings"]:
+                rows.append(row)
+    # The log, too, because the pictures are drawn from it.
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return rows
 
 
 def show(names: list[str], rows: list[dict[str, Any]]) -> None:
@@ -148,14 +161,16 @@ def show(names: list[str], rows: list[dict[str, Any]]) -> None:
         if not turns:
             continue
         speeds = [row["samples_per_second"] for row in turns]
-        keys = ("samples_per_second", "busy", "first_batch", "memory")
-        speed, busy, first, memory = (
-            statistics.median(row[k] for row in turns) for k in keys
-        )
+        speed = statistics.median(speeds)
         base = base or speed
         spread = f"({min(speeds):.0f}-{max(speeds):.0f})"
-        row = f"{name:<30}{speed:9.1f}{spread:>15}{speed / base:8.1f}"
-        print(row + f"{busy:7.0%}{first:9.1f}{memory:8.0f}")
+        busy = statistics.median(row["busy"] for row in turns)
+        first_batch = statistics.median(row["first_batch"] for row in turns)
+        megabytes = statistics.median(row["memory"] for row in turns)
+        print(
+            f"{name:<30}{speed:9.1f}{spread:>15}{speed / base:8.1f}{busy:7.0%}"
+            f"{first_batch:9.1f}{megabytes:8.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -18,12 +19,14 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from slow_network import slow_network
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from utils import read_configurations
+from utils import read_defaults
 
 from src.config import CHAPTER, HelpFormatter
-from src.data.fast_dataset import FastDataset, LookAhead, spec
+from src.data.fast_dataset import FastDataset
 from src.data.loaders import epoch_order
+from src.data.look_ahead import LookAhead
 from src.data.store import AXES
+from src.data.tensorstore_arrays import kvstore, shared_context
 from src.errors import one_line_errors
 
 TEXTS = {
@@ -32,6 +35,7 @@ TEXTS = {
     "decoding": "if nothing had to be waited for: all cores decode and copy",
     "loader": "all of it",
 }
+BATCH_SIZE = 32
 NUM_BATCHES = 100  # in each of three rounds
 
 
@@ -48,10 +52,13 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
             )
         ]
         places |= set(itertools.product(*touched))
-    first = "c/0" if dataset.packed else "c"
-    return {
-        f"{name}/{first}/{t}/{y}/{x}" for t, y, x in places for name in dataset.arrays
-    }
+    names = set()
+    for encoding in dataset.encodings:
+        first = (
+            f"{encoding['array']}/c/0" if dataset.packed else f"{encoding['array']}/c"
+        )
+        names |= {f"{first}/{t}/{y}/{x}" for t, y, x in places}
+    return names
 
 
 def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> None:
@@ -71,6 +78,14 @@ def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> No
                 assert future.result().state == "value", "an object is missing"
 
 
+def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
+    """Seconds on the clock, and CPU seconds of all threads of this process."""
+    start = time.perf_counter()
+    cpu_start = time.process_time()
+    action()
+    return time.perf_counter() - start, time.process_time() - cpu_start
+
+
 def main(
     delay: NonNegativeFloat = 0.03,
     step_time: PositiveFloat = 0.1,
@@ -83,39 +98,40 @@ def main(
         step_time: seconds of your model's training step, for a batch of 32 windows.
         packed: read the copy with all variables in each chunk.
     """
-    # The row of the ladder with all of the reader's defaults: both measure the same windows.
-    ladder = read_configurations(CHAPTER / "benchmark_configs" / "ladder.yaml")
-    settings = ladder["256 requests, the default"]["dataset_args"] | {"packed": packed}
-    dataset = FastDataset("train", **settings)
-    order = epoch_order(len(dataset), seed=0, epoch=0)
-    batches = np.array(order[: 32 * NUM_BATCHES]).reshape(-1, 32).tolist()
+    # The windows of the ladder, with all of the reader's defaults.
+    defaults = read_defaults(CHAPTER / "benchmark_configs" / "ladder.yaml")
+    dataset = FastDataset("train", **defaults["dataset_args"], packed=packed)
+    order = epoch_order(len(dataset), seed=0, epoch=0)[: BATCH_SIZE * NUM_BATCHES]
+    batches = np.array(order).reshape(-1, BATCH_SIZE).tolist()
     needed = [object_names(dataset, batch) for batch in batches]
-    seconds: dict[str, list[float]] = {"store": [], "loader": [], "decoding": []}
+    loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
+
+    raw_rounds = []
+    loader_rounds = []
     with slow_network(delay) if delay else nullcontext():
-        context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
-        # The store's folder: spec() puts a slash behind the name of an array, which is empty here.
-        kvstore = spec(dataset.url, "", dataset.driver, dataset.anonymous)["kvstore"]
-        kvstore["path"] = kvstore["path"].removesuffix("/")
-        store = ts.KvStore.open(kvstore, context=context).result()
+        place = kvstore(f"{dataset.url}/", dataset.anonymous)
+        context = shared_context(dataset.concurrency, dataset.cache_mb)
+        store = ts.KvStore.open(place, context=context).result()
+        dataset[0]  # opened before the clock starts, as the raw store is
         for _ in tqdm(range(3), unit="round", disable=None):
-            start = time.perf_counter()
-            get_raw(store, needed, dataset.batches_ahead)
-            seconds["store"].append(time.perf_counter() - start)
-            dataset[0]  # opened before the clock starts, as the raw store is
-            start, computed = time.perf_counter(), time.process_time()
-            for _ in DataLoader(dataset, batch_sampler=LookAhead(batches, dataset)):
-                pass
-            seconds["loader"].append(time.perf_counter() - start)
-            # The threads of TensorStore count, too.
-            seconds["decoding"].append(
-                (time.process_time() - computed) / (os.cpu_count() or 1)
-            )
-    speeds = {k: 32 * len(batches) / statistics.median(v) for k, v in seconds.items()}
-    speeds["model"] = 32 / step_time
+            raw = seconds_of(lambda: get_raw(store, needed, dataset.batches_ahead))
+            raw_rounds.append(raw)
+            loader_rounds.append(seconds_of(lambda: deque(loader, maxlen=0)))
+
+    raw_seconds, raw_cpu = map(statistics.median, zip(*raw_rounds, strict=True))
+    seconds, cpu = map(statistics.median, zip(*loader_rounds, strict=True))
+    speeds = {
+        "model": BATCH_SIZE / step_time,
+        "store": len(order) / raw_seconds,
+        "decoding": len(order) / (cpu / (os.cpu_count() or 1)),
+        "loader": len(order) / seconds,
+    }
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
     print(
-        f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives"
+        f"the loader reaches {raw_seconds / seconds:.2f} of what the store gives, with"
+        f" {1000 * cpu / len(order):.2f} ms of CPU a sample;"
+        f" raw requests take {1000 * raw_cpu / len(order):.2f} ms"
     )
     print("bottleneck:", min(("model", "store", "decoding"), key=speeds.__getitem__))
 

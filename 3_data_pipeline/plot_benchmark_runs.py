@@ -30,7 +30,9 @@ def bars(turns: pd.DataFrame) -> Figure:
     }
     names = turns["name"].unique()[::-1]
     groups = turns.groupby("name")[list(columns)]
-    middle, low, high = (groups.agg(how).loc[names] for how in ("median", "min", "max"))
+    middle = groups.median().loc[names]
+    low = groups.min().loc[names]
+    high = groups.max().loc[names]
     figure = Figure(figsize=(14, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(columns), sharey=True)
     for axis, (column, unit) in zip(axes, columns.items(), strict=True):
@@ -82,9 +84,8 @@ def main(log: str = "benchmark_logs/ladder.jsonl") -> None:
     folder = CHAPTER / "benchmark_imgs" / Path(log).stem
     folder.mkdir(parents=True, exist_ok=True)
     bars(turns).savefig(folder / "bars.png", dpi=110)
-    timeline(turns, list(turns["name"].unique()[-2:])).savefig(
-        folder / "timeline.png", dpi=110
-    )
+    last_two = list(turns["name"].unique()[-2:])
+    timeline(turns, last_two).savefig(folder / "timeline.png", dpi=110)
     print(f"look at {folder.relative_to(CHAPTER)}: bars.png, timeline.png")
 
 

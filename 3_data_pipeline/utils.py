@@ -14,24 +14,36 @@ from src.errors import UserError
 
 
 class Timed(Dataset):
-    """Another dataset, whose batches know when their loading began and ended."""
+    """Another dataset, whose batches know when their loading began and ended.
 
-    # The clock is the same for all processes of a machine, so workers can be compared.
+    The clock is the same for all processes of a machine, so workers can be compared.
+
+    Args:
+        dataset: with or without ``prefetch``.
+        dask_threads: for a dataset that reads with dask; None takes as many as cores.
+    """
+
     def __init__(self, dataset: Any, dask_threads: int | None) -> None:
-        self.dataset, self.dask_threads = dataset, dask_threads
+        self.dataset = dataset
+        self.dask_threads = dask_threads
         self.starts: dict[tuple[int, ...], float] = {}
-        # What LookAhead needs: it clears this dictionary, which is the dataset's own.
         self.batches_ahead = getattr(dataset, "batches_ahead", 0)
-        self.requested = getattr(dataset, "requested", {})
 
     def __len__(self) -> int:
+        """As many samples as the other dataset."""
         return len(self.dataset)
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        self.starts.setdefault(tuple(indices), time.perf_counter())
+        """The loading begins here, if there is a LookAhead."""
+        self.starts[tuple(indices)] = time.perf_counter()
         self.dataset.prefetch(indices)
 
+    def forget_requests(self) -> None:
+        """Drop the batches that are under way."""
+        self.dataset.forget_requests()
+
     def __getitems__(self, indices: Sequence[int]) -> tuple[float, float, Any]:
+        """Start and end of the loading, and the samples."""
         start = self.starts.pop(tuple(indices), time.perf_counter())
         with dask.config.set(num_workers=self.dask_threads):
             if hasattr(self.dataset, "__getitems__"):
@@ -43,7 +55,8 @@ class Timed(Dataset):
 
 def collate(timed: Any) -> tuple[float, float, Any]:
     """A batch as a DataLoader makes it, and its two times."""
-    return timed[0], timed[1], default_collate(timed[2])
+    start, end, samples = timed
+    return start, end, default_collate(samples)
 
 
 def memory(pid: int) -> float:
@@ -60,11 +73,16 @@ def memory(pid: int) -> float:
     return total
 
 
+def read_defaults(file: Path) -> dict[str, Any]:
+    """The settings that all configurations of a YAML file share."""
+    return yaml.safe_load(file.read_text())["defaults"]
+
+
 def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
     """Each configuration of a YAML file: the defaults, and its own keys instead of them."""
-    content = yaml.safe_load(file.read_text())
-    defaults, configurations = content["defaults"], {}
-    for name, changes in content["configurations"].items():
+    defaults = read_defaults(file)
+    configurations = {}
+    for name, changes in yaml.safe_load(file.read_text())["configurations"].items():
         if unknown := (changes or {}).keys() - defaults.keys():
             raise UserError(f"{file}: {name}: unknown keys {sorted(unknown)}")
         merged = defaults | (changes or {})

@@ -55,6 +55,7 @@ def netcdf(
     url: str,
     train_period: Period,
     chunk: Window,
+    shard: Window | None = None,
 ) -> None:
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
@@ -64,6 +65,7 @@ def netcdf(
         url: where to.
         train_period: first and last date of the training, both inclusive.
         chunk: steps, latitudes and longitudes of a chunk.
+        shard: the same for an object, which holds several chunks; null: one object each.
     """
     fields = xr.open_mfdataset(files, chunks={})
     # So that a build of other files does not continue this one.
@@ -73,9 +75,16 @@ def netcdf(
         {old: new for old, new in names.items() if old in fields.dims}
     )
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    command = {"command": "netcdf", "files": files, "variables": variables}
-    command |= {"train_period": train_period, "chunk": chunk}
-    build(url, select(fields, variables, str(files)), chunk, train_period, command)
+    command: dict[str, Any] = {
+        "command": "netcdf",
+        "files": files,
+        "variables": variables,
+        "train_period": train_period,
+        "chunk": chunk,
+        "shard": shard,
+    }
+    fields = select(fields, variables, str(files))
+    build(url, fields, chunk, train_period, command, shard)
 
 
 def cube(
@@ -84,6 +93,7 @@ def cube(
     height: PositiveInt = 180,
     width: PositiveInt = 360,
     chunk: Window = (12, 90, 180),
+    shard: Window | None = None,
     seed: int = 0,
 ) -> None:
     """A synthetic ocean with four variables; the first four fifths of the months are for training.
@@ -94,14 +104,15 @@ def cube(
         height: latitudes from pole to pole.
         width: longitudes round the globe.
         chunk: months, latitudes and longitudes of a chunk.
+        shard: the same for an object, which holds several chunks; null: one object each.
         seed: another seed gives another ocean.
     """
     fields = cube_fields((months, height, width), chunk, seed)
     first = str(fields["time"].values[0])
     last = str(fields["time"].values[months * 4 // 5 - 1])
     command = {"command": "cube", "months": months, "height": height, "width": width}
-    command |= {"chunk": chunk, "seed": seed}
-    build(url, fields, chunk, (first[:7], last[:7]), command)
+    command |= {"chunk": chunk, "shard": shard, "seed": seed}
+    build(url, fields, chunk, (first[:7], last[:7]), command, shard)
 
 
 def pack(url: str, chunk: Window) -> None:
@@ -119,15 +130,18 @@ def pack(url: str, chunk: Window) -> None:
     copy = copy.drop_encoding().assign_attrs(variables=list(fields), chunk=chunk)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
-    # Consolidated metadata come last: without them, nobody takes the copy for finished.
+    store = open_store(f"{url}/packed", read_only=False)
     with TqdmCallback(desc=f"{url}/packed", unit="task", disable=None):
         copy.to_zarr(
-            open_store(f"{url}/packed", read_only=False),
+            store,
             mode="w",
             encoding=encoding,
             zarr_format=3,
             write_empty_chunks=True,
+            consolidated=False,
         )
+    # At last: without them, nobody takes the copy for finished. to_zarr would write them first.
+    zarr.consolidate_metadata(store)
 
 
 def check(url: str, repair: bool = False) -> None:

@@ -23,6 +23,7 @@ from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
 from src.data.lightning_datamodule import FieldDataModule
 from src.errors import one_line_errors
 from src.launch import has_rank, launch
+from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
 from src.report_callback import Report
 from src.stop_and_save import StopAndSave
@@ -92,6 +93,7 @@ def main() -> int:
             ),
             # One of its own: save_last=True would skip epochs without a new best.
             ModelCheckpoint(filename="last", enable_version_counter=False),
+            LoaderReport(),
         ],
     )
     checkpoint = folder / "checkpoints" / "last.ckpt" if config.resume else None

@@ -48,6 +48,7 @@ def netcdf(
     url: str,
     train_period: Period,
     chunk: Window,
+    shard: Window | None = None,
 ) -> None:
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
@@ -57,6 +58,7 @@ def netcdf(
         url: where to.
         train_period: first and last date of the training, both inclusive.
         chunk: steps, latitudes and longitudes of a chunk.
+        shard: the same for an object, which holds several chunks; null: one object each.
     """
     fields = xr.open_mfdataset(files, chunks={})
     # So that a build of other files does not continue this one.
@@ -66,9 +68,16 @@ def netcdf(
         {old: new for old, new in names.items() if old in fields.dims}
     )
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    command = {"command": "netcdf", "files": files, "variables": variables}
-    command |= {"train_period": train_period, "chunk": chunk}
-    build(url, select(fields, variables, str(files)), chunk, train_period, command)
+    command: dict[str, Any] = {
+        "command": "netcdf",
+        "files": files,
+        "variables": variables,
+        "train_period": train_period,
+        "chunk": chunk,
+        "shard": shard,
+    }
+    fields = select(fields, variables, str(files))
+    build(url, fields, chunk, train_period, command, shard)
 
 
 def pack(url: str, chunk: Window) -> None:

@@ -28,6 +28,7 @@ from src.data.lightning_datamodule import FieldDataModule
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
+from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
 from src.report_callback import Report
 from src.stop_and_save import StopAndSave
@@ -91,6 +92,7 @@ def main() -> int:
         ),
         # One of its own: save_last=True would skip epochs without a new best.
         ModelCheckpoint(filename="last", enable_version_counter=False),
+        LoaderReport(),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint)

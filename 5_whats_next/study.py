@@ -26,7 +26,7 @@ from tqdm import tqdm
 from src.config import parse_config
 from src.data.pytorch_dataset import FieldDataset
 from src.errors import UserError, one_line_errors
-from src.evaluation import squared_error, to_scores
+from src.evaluation import latitude_weights, squared_error, to_scores
 from src.model.masking import random_mask
 from src.model.pytorch_model import MaskedAutoencoder
 
@@ -76,7 +76,8 @@ def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
         hidden = hidden_blocks(x, index)
         seen = x.masked_fill(hidden, math.nan)
         prediction = model(seen.to(device), index.to(device)).prediction
-        sums = sums + squared_error(prediction.cpu(), x, hidden)
+        weights = latitude_weights(dataset, index)
+        sums = sums + squared_error(prediction.cpu(), x, hidden, weights)
     model.mask_ratio = ratio
     return to_scores(sums, dataset)[f"rmse_{dataset.variables[0]}"]
 

@@ -34,20 +34,50 @@ def error_sums(model: nn.Module, loader: DataLoader) -> Tensor:
     for x, index in tqdm(loader, "scoring", leave=False, disable=None, delay=2):
         x = x.to(device)
         # Without an epoch, the masks depend on the sample alone: all epochs and runs compare.
-        output = model(x, index.to(device))
-        sums = sums + squared_error(output.prediction, x, output.hidden).cpu()
+        index = index.to(device)
+        output = model(x, index)
+        weights = latitude_weights(loader.dataset, index)
+        sums = sums + squared_error(output.prediction, x, output.hidden, weights).cpu()
     model.train()
     return sums
 
 
-def squared_error(guess: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
-    """Sum and number of the squared errors at hidden, valid elements of each variable: (2, V)."""
+def squared_error(guess: Tensor, x: Tensor, hidden: Tensor, weights: Tensor) -> Tensor:
+    """Weighted squared errors at hidden, valid elements, and their weights: sums (2, V)."""
     scored = hidden & ~torch.isnan(x)
     error = torch.where(scored, guess - x, 0.0)
     if error.device.type == "mps":  # Apple GPUs have no float64
-        error, scored = error.cpu(), scored.cpu()
+        error, scored, weights = error.cpu(), scored.cpu(), weights.cpu()
     axes = (0, 2, 3, 4)
-    return torch.stack([error.double().square().sum(axes), scored.double().sum(axes)])
+    error = error.double().square() * weights
+    return torch.stack([error.sum(axes), (scored * weights.double()).sum(axes)])
+
+
+def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
+    """The cosine of each latitude of these samples (B, 1, 1, H, 1), or 1 for all.
+
+    On a grid of degrees, the area of a cell shrinks with the cosine towards the poles. Without
+    weights, the many small cells there would decide the score. WeatherBench 2 weights in the same
+    way (https://arxiv.org/abs/2308.15560).
+    """
+    grid = getattr(dataset, "grid", None)
+    # Images have no latitudes, and a projected grid has them in metres.
+    if grid is None or np.abs(grid.lat).max() > 90:
+        return torch.ones((), device=index.device)
+    cosine = np.cos(np.deg2rad(grid.lat))
+    # In a narrow band the weights differ too little to matter, and a score is easier to compare
+    # without them.
+    if cosine.min() > 0.9 * cosine.max():
+        return torch.ones((), device=index.device)
+
+    # Samples are numbered along time, latitude, longitude. Computed where `index` lies: a GPU is
+    # not asked for its numbers.
+    _, latitudes, longitudes = grid.starts
+    number = index // len(longitudes) % len(latitudes)
+    rows = torch.arange(grid.window[1], device=index.device)
+    rows = rows + number[:, None] * latitudes.step
+    weights = torch.as_tensor(cosine, dtype=torch.float32, device=index.device)
+    return weights[rows][:, None, None, :, None]
 
 
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
@@ -96,8 +126,10 @@ def evaluate_baselines(
     model.eval()
     for x, index in tqdm(loader, "baselines", leave=False, disable=None, delay=2):
         hidden = model(x.to(device), index.to(device)).hidden.cpu()
+        weights = latitude_weights(dataset, index)
         for name, guess in guesses.items():
-            sums[name] = sums[name] + squared_error(guess(x, index, hidden), x, hidden)
+            error = squared_error(guess(x, index, hidden), x, hidden, weights)
+            sums[name] = sums[name] + error
     model.train()
     return {name: to_scores(sums[name], dataset) for name in guesses}
 

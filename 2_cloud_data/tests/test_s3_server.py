@@ -1,6 +1,7 @@
 """The embedded server: one for all processes, and gone with the last of them."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from src.config import CHAPTER
+from src.data import s3_server
 from tests.runs import start, wait_for_step
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,18 @@ def test_two_processes_share_it_and_the_last_one_ends_it(monkeypatch, tmp_path):
     wait_until_gone(family)
     assert first not in use("").communicate()[0]  # a new one, with new keys
     wait_until_gone(servers(tmp_path))
+
+
+def test_each_machine_has_its_own_folder(monkeypatch):
+    """Nodes of a cluster share the chapter's folder. Broken by: no gethostname in OUTPUT."""
+    monkeypatch.delenv("S3_FOLDER")
+    folders = []
+    for name in ("node-1", "node-2"):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        folders.append(runpy.run_path(s3_server.__file__)["FOLDER"])
+    assert folders == [
+        CHAPTER / "output" / "s3" / name for name in ("node-1", "node-2")
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -66,13 +66,14 @@ def test_what_may_pass_is_tried_again(proxy, kind):
 )
 def test_a_failing_endpoint_ends_within_its_patience(proxy, kind, path):
     """In one line, without values. Broken by: no timeout in CheckedStore.get."""
-    dataset = CloudDataset("train", **SETTINGS, patience=3) if path else None
+    settings = SETTINGS | {"patience": 3}
+    dataset = CloudDataset("train", **settings) if path else None
     proxy.faults, start = [Fault(kind, math.inf, path)], time.monotonic()
     with pytest.raises(
-        UserError, match=r"^s3://embedded/faults.zarr: no answer in [35] s \("
+        UserError, match=r"^s3://embedded/faults.zarr: no answer in 3 s \("
     ):
-        dataset[0] if dataset else CloudDataset("train", **SETTINGS)
-    assert time.monotonic() - start < 10
+        dataset[0] if dataset else CloudDataset("train", **settings)
+    assert time.monotonic() - start < 8
 
 
 @pytest.mark.parametrize("dask", ["none", "threads"])
@@ -109,6 +110,9 @@ def test_a_flipped_bit_is_named(tmp_path, whole):
     """In fields, axes and statistics. Broken by: no checksum, no explained, lazy statistics."""
     chunks = [path.relative_to(whole) for path in whole.rglob("c/**/*")]
     chunks = [path for path in chunks if (whole / path).is_file()]
+    # Nobody reads the axes of the statistics: they are those of the fields.
+    axes = ("lat", "lon", "month")
+    chunks = [path for path in chunks if path.parts[2] not in axes]
     for number, chunk in enumerate(random.sample(chunks, 12)):
         folder = tmp_path / str(number)
         shutil.copytree(whole, folder)
@@ -165,7 +169,7 @@ def test_a_cache_on_the_local_disk_needs_no_server(proxy, monkeypatch, tmp_path)
 
 
 BAD_INPUT = [
-    ({"url": "s3://nowhere/x.zarr"}, "^s3://nowhere/x.zarr: "),
+    ({"url": "s3://nowhere/x.zarr", "patience": 3}, "^s3://nowhere/x.zarr: "),
     ({"url": "s3://embedded/nothing.zarr"}, "there is no Zarr store"),
     ({"variables": ["ice"]}, r"variables: \['ice'\] not in"),
     ({"window": (4, 20, 8)}, r"no window \(4, 20, 8\)"),
@@ -183,7 +187,7 @@ def test_bad_input(proxy, change, expected):
 
 
 WRONG = {
-    "AWS_SECRET_ACCESS_KEY": "PermissionError",
+    "AWS_SECRET_ACCESS_KEY": r"access denied \(403.*: wrong keys,",
     "AWS_ENDPOINT_URL": "no answer in 3 s",
 }
 

@@ -17,11 +17,12 @@ SETTINGS |= {
 
 
 @functools.cache
-def build_small(url: str = URL, packed_months: int = 1) -> None:
+def build_small(url: str = URL, packed_months: int | None = 1) -> None:
     build(
         url,
         cube_fields((24, 18, 36), (12, 9, 18), seed=0),
         (12, 9, 18),
         ("1900-01", "1901-04"),
     )
-    pack(url, (packed_months, 9, 9))
+    if packed_months:
+        pack(url, (packed_months, 9, 9))

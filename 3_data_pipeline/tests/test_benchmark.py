@@ -66,8 +66,13 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     write(file, good)
     log.write_text(first.splitlines(keepends=True)[0])  # as if it had been stopped
     benchmark.main(str(file), repeats=1)
-    assert log.read_text().startswith(first.splitlines()[0])
-    assert len(log.read_text().splitlines()) == 2
+    whole = log.read_text()
+    assert whole.startswith(first.splitlines()[0])
+    assert len(whole.splitlines()) == 2
+
+    write(file, {"fast": good["fast"]})  # the other one is commented out
+    benchmark.main(str(file), repeats=1)
+    assert log.read_text() == whole
 
     notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
     monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
@@ -95,10 +100,10 @@ def test_files_that_cannot_be_measured(tmp_path):
 
 
 def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
-    """Broken by: requests of objects that are not there (no modulo in objects())."""
+    """Broken by: requests of objects that are not there (no modulo in object_names)."""
     build_small()
-    settings = {"256 requests, the default": {"dataset_args": SETTINGS}}
-    monkeypatch.setattr(ceiling, "read_configurations", lambda file: settings)
+    defaults = {"dataset_args": SETTINGS}
+    monkeypatch.setattr(ceiling, "read_defaults", lambda file: defaults)
     monkeypatch.setattr(ceiling, "NUM_BATCHES", 2)
     ceiling.main(delay=0.001, step_time=1e-6)
     output = capsys.readouterr().out

@@ -1,13 +1,19 @@
 """Faults of the store under the fast reader: retried, or one line; and the memory that it takes."""
 
 import math
+import os
 import random
 import subprocess
 import sys
 import time
 
+import build_store
+import google_crc32c
+import numpy as np
 import pytest
+from build_store import pack
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from src.config import CHAPTER
 from src.data.build import build
@@ -17,8 +23,10 @@ from src.data.fast_dataset import FastDataset
 from src.data.loaders import Loaders
 from src.data.s3_server import connect
 from src.data.store import open_store
+from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from tests.fault_proxy import Fault, FaultyProxy
+from tests.runs import call
 from tests.stores import SETTINGS, URL, build_small
 
 STREAM = URL.replace("small", "stream")
@@ -55,7 +63,7 @@ def test_a_failing_endpoint_ends_within_its_patience(proxy, kind):
 
 
 def test_a_lost_chunk_is_named():
-    """Never read as land. Broken by: no fill_missing_data_reads in spec()."""
+    """Never read as land. Broken by: no fill_missing_data_reads in open_arrays."""
     url = URL.replace("small", "lost")
     build_small(url)
     sync(open_store(url, read_only=False).delete("salinity/c/0/0/0"))
@@ -91,12 +99,80 @@ def read_all(settings: dict) -> None:
         dataset.__getitems__(range(len(dataset)))
 
 
-def test_a_packed_copy_has_to_be_there():
-    build_small()
-    with pytest.raises(UserError, match="there is no Zarr store"):
-        FastDataset(
-            "train", **SETTINGS | {"url": URL.replace("small", "none")}, packed=True
-        )
+def test_a_packed_copy_has_to_be_there_and_whole(monkeypatch, tmp_path):
+    """Broken by: no consolidated=False in pack, which then says at once that it is finished."""
+    url = str(tmp_path)
+    build_small(url, packed_months=None)
+    settings = SETTINGS | {"url": url, "packed": True}
+    with pytest.raises(UserError, match="packed: there is no Zarr store"):
+        FastDataset("train", **settings)
+    write = LocalStore.set
+
+    async def write_until_killed(store, key, value):
+        if key.endswith("c/0/5/0/0"):
+            raise InterruptedError
+        await write(store, key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "set", write_until_killed)
+        with pytest.raises(InterruptedError):
+            pack(url, (1, 9, 9))
+    with pytest.raises(UserError, match="packed is not finished"):
+        FastDataset("train", **settings)
+    pack(url, (1, 9, 9))
+    FastDataset("train", **settings)[0]
+
+
+def test_check_mends_a_packed_copy(monkeypatch, tmp_path, capsys):
+    """Broken by: no pack in mend."""
+    cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[2,9,18]"]
+    call(monkeypatch, *cube, f"--url={tmp_path}", script=build_store)
+    words = ["pack", f"--url={tmp_path}", "--chunk=[1,9,9]"]
+    call(monkeypatch, *words, script=build_store)
+    chunk = tmp_path / "packed" / "fields" / "c" / "0" / "5" / "1" / "1"
+    whole = chunk.read_bytes()
+    chunk.unlink()
+    call(monkeypatch, "check", f"--url={tmp_path}", "--repair=true", script=build_store)
+    output = capsys.readouterr().out
+    assert "damaged or missing: packed/fields/c/0/5/1/1" in output
+    assert "all chunks are there" in output
+    assert chunk.read_bytes() == whole
+
+
+def test_a_lost_or_cut_shard_is_named(tmp_path):
+    """Both readers, and a chunk that its shard has left out; chunks beyond the edge are none.
+
+    Broken by: no fill_missing_data_reads; no num_absent in CheckedStore.get.
+    """
+    url = str(tmp_path)
+    fields = cube_fields((24, 20, 36), (4, 8, 12), seed=0)
+    build(url, fields, (4, 8, 12), ("1900-01", "1901-04"), shard=(8, 16, 24))
+    assert len(list((tmp_path / "salinity" / "c").rglob("*/*/*"))) == 3 * 2 * 2
+    settings = SETTINGS | {"url": url, "window": (4, 18, 36)}
+    settings |= {"train_stride": (4, 18, 36)}
+    slow = CloudDataset("train", **settings)
+    fast = FastDataset("train", **settings)
+    np.testing.assert_array_equal(slow[0][0], fast[0][0])
+
+    shard = tmp_path / "salinity" / "c" / "0" / "1" / "1"
+    whole = shard.read_bytes()
+    # An entry of the index is the place of a chunk and its size; a checksum of 4 bytes follows.
+    index = bytearray(whole[-4 - 8 * 16 : -4])
+    index[:16] = b"\xff" * 16
+    checksum = google_crc32c.value(bytes(index)).to_bytes(4, "little")
+    left_out = whole[: -4 - 8 * 16] + bytes(index) + checksum
+    for damaged in (None, whole[:-100], whole[100:], left_out):
+        shard.unlink()
+        if damaged:
+            shard.write_bytes(damaged)
+        for dask in ("none", "threads"):
+            with pytest.raises(UserError, match="salinity/c/0/1/1"):
+                CloudDataset("train", **settings, dask=dask)[0]
+        with pytest.raises(UserError, match="salinity/c/0/1/1"):
+            FastDataset("train", **settings)[0]
+        shard.write_bytes(whole)
+    with pytest.raises(UserError, match="no multiple of the chunk"):
+        build(f"{url}/x", fields, (4, 8, 12), ("1900-01", "1901-04"), shard=(8, 12, 24))
 
 
 def test_a_stream_reads_each_chunk_once(proxy):
@@ -120,29 +196,43 @@ def test_a_stream_reads_each_chunk_once(proxy):
 
 
 MEMORY = """
-import re, sys
+import math, re, sys
 from pathlib import Path
 from src.data.fast_dataset import FastDataset
 from src.data.loaders import Loaders
+from src.loader_report import memory_needed
 
 def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1e3
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 settings = {"url": sys.argv[1], "window": (12, 180, 360), "train_stride": (1, 1, 40)}
 settings |= {"train_period": ("1900-01", "1902-06"), "val_period": ("1903-07", "1904-06")}
+settings |= {"concurrency": 4}
 for ahead in (0, 2, 8):
     dataset = FastDataset("train", batches_ahead=ahead, **settings)
-    before = peak() if not ahead else before
-    for x, _ in Loaders(lambda _: dataset, batch_size=5).train_loader(lambda: 0):
+    before = before if ahead else peak()
+    loaders = Loaders(lambda _: dataset, batch_size=5)
+    loader = loaders.train_loader(lambda: 0)
+    for x, _ in loader:
+        # All that was asked for is there, as after a long training step.
+        for _, futures in dataset.requests.values():
+            for future in futures:
+                future.result()
+    for y, _ in loaders.val_loader():
         pass
-    print("peak", ahead, x.nbytes / 1e6, peak() - before, flush=True)
+    stated = memory_needed(loader, x.nbytes, 4 * math.prod(dataset.chunk))
+    print("peak", x.nbytes, stated, peak() - before, flush=True)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 def test_memory_is_what_the_summary_says(tmp_path):
-    """With batches of 62 MB. Broken by: read() instead of write() in FastDataset.prefetch."""
+    """With batches of 62 MB, to less than one batch; validation, too.
+
+    glibc is told to give back freed chunks at once: it would keep some 100 MB of them. Broken by:
+    read() instead of write() in FastDataset.prefetch, or + 4 in memory_needed.
+    """
     url = str(tmp_path / "cube.zarr")
     build(
         url,
@@ -151,11 +241,11 @@ def test_memory_is_what_the_summary_says(tmp_path):
         ("1900-01", "1902-06"),
     )
     words = [sys.executable, "-c", MEMORY, url]
-    output = subprocess.check_output(words, cwd=CHAPTER, text=True).splitlines()
-    stated = [
-        float(line.split()[-2]) for line in output if "batches take up to" in line
-    ]
-    measured = [line.split()[1:] for line in output if line.startswith("peak")]
-    for most, (ahead, batch, grown) in zip(stated, measured, strict=True):
-        assert float(batch) > 50
-        assert (int(ahead) + 1) * float(batch) < float(grown) < most
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    output = subprocess.check_output(words, cwd=CHAPTER, env=environment, text=True)
+    output = output.splitlines()
+    lines = [line.split()[1:] for line in output if line.startswith("peak")]
+    assert len(lines) == 3
+    for batch, stated, grown in lines:
+        assert int(batch) > 50e6
+        assert abs(float(stated) - int(grown)) < int(batch), output

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from src.data.loaders import Loaders
-from src.data.timed_loader import TimedLoader
 from src.errors import UserError
 from src.reproducibility import ResumableBatches, ResumableLoader
 
@@ -33,10 +32,6 @@ def all_reduce(numbers: Tensor, operation: Any) -> Tensor:
     result = numbers.detach().to(device, copy=True)
     dist.all_reduce(result, operation)
     return result.to(numbers.device)
-
-
-class ResumableTimedLoader(ResumableLoader, TimedLoader):
-    """A TimedLoader for Lightning."""
 
 
 def check_samples(loader: Any, world_size: int) -> None:
@@ -84,13 +79,10 @@ class RankLoaders(Loaders):
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """This rank's samples of each batch in the rest of the epoch that ``step()`` lies in."""
         arguments = self.batch_arguments(step)
-        batches = ResumableBatches(
-            **arguments, rank=self.rank, world_size=self.world_size
+        batches = self.with_look_ahead(
+            ResumableBatches(**arguments, rank=self.rank, world_size=self.world_size)
         )
-        settings = self.options()
-        settings["batch_sampler"] = self.with_look_ahead(batches)
-        own_batch_size = self.batch_size // self.world_size
-        return ResumableTimedLoader(self.train_set, own_batch_size, **settings)
+        return ResumableLoader(self.train_set, batch_sampler=batches, **self.options())
 
     def val_loader(self) -> DataLoader:
         """Each validation sample on one rank, none twice."""

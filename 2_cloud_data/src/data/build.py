@@ -13,10 +13,17 @@ from filelock import FileLock
 from tqdm import tqdm
 from zarr.codecs import ZstdCodec
 
+from src.data.checked_store import CheckedStore
 from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
-from src.data.statistics import compute_statistics, read_statistics, statistics_url
-from src.data.store import AXES, CheckedStore, open_fields, open_store, select
+from src.data.statistics import (
+    check_climatology,
+    compute_statistics,
+    of_variables,
+    open_statistics,
+    statistics_url,
+)
+from src.data.store import AXES, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -144,7 +151,9 @@ def add_statistics(
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
     try:
-        read_statistics(open_store(place), list(map(str, fields)))
+        there = open_statistics(open_store(place))
+        there = of_variables(there, list(map(str, fields)), place)
+        check_climatology(open_store(place), there)
     except UserError:  # they are not there, or not finished
         statistics = compute_statistics(fields, train_period)
         # A group for all periods, through which check finds them.

@@ -7,6 +7,11 @@
 # the file `users`, which the operating system takes back however the process ends, also after
 # SIGKILL. A keeper, this file as a program, waits for the exclusive lock: it gets it when the last
 # user has gone, and stops the server. For one machine only: another one does not reach it.
+#
+# Only the S3 port asks for the keys. The server's other ports, on 127.0.0.1 as well, answer every
+# user of this machine, who can read, change and delete all objects (curl FILER/buckets/embedded/,
+# weed shell). SeaweedFS's JWT keys would close HTTP, but not gRPC: `weed backup` copies the objects
+# all the same. So keep nothing secret here on a machine that you share.
 
 import fcntl
 import os
@@ -25,9 +30,9 @@ from dotenv import dotenv_values
 from filelock import FileLock
 
 BUCKET = "embedded"
-FOLDER = Path(
-    os.environ.get("S3_FOLDER") or Path(__file__).resolve().parents[2] / "output" / "s3"
-)
+# Of this machine alone: nodes of a cluster may share the folder of the chapter.
+OUTPUT = Path(__file__).resolve().parents[2] / "output" / "s3" / socket.gethostname()
+FOLDER = Path(os.environ.get("S3_FOLDER") or OUTPUT)
 SERVICES = ("s3", "filer", "master", "volume", "admin")
 PORTS = [f"{service}.port{kind}" for service in SERVICES for kind in ("", ".grpc")]
 OPTIONS = [
@@ -91,22 +96,20 @@ def answers(url: str) -> bool:
         return False
 
 
-def keep() -> None:
-    """Run the server until nobody holds a lock any more."""
-    os.umask(0o077)  # the two files hold the keys
+def free_ports() -> dict[str, int]:
+    """A port that nobody listens on, for each of PORTS."""
     with ExitStack() as stack:
         # All ports are open at the same time, so none comes twice.
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS
         ]
-        ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
-    s3_url, filer_url = (
-        f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port")
-    )
-    keys = {
-        name: secrets.token_hex(20)
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    }
+        return {
+            name: s.getsockname()[1] for name, s in zip(PORTS, sockets, strict=True)
+        }
+
+
+def start_weed(ports: dict[str, int], keys: dict[str, str]) -> subprocess.Popen:
+    """The server's process, with one user who has these keys; it takes a second or two."""
     (FOLDER / "data").mkdir(exist_ok=True)
     weed_file = f"{sysconfig.get_path('scripts')}/weed"
     command = [
@@ -119,11 +122,22 @@ def keep() -> None:
     command += [f"-{name}={port}" for name, port in ports.items()]
     # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
-    weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
+    return subprocess.Popen(command, stdout=sys.stderr, env=environment)
+
+
+def keep() -> None:
+    """Run the server until nobody holds a lock any more."""
+    os.umask(0o077)  # the two files hold the keys
+    ports = free_ports()
+    s3_url = f"http://127.0.0.1:{ports['s3.port']}"
+    bucket_url = f"http://127.0.0.1:{ports['filer.port']}/buckets/{BUCKET}/"
+    keys = {
+        name: secrets.token_hex(20)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    }
+    weed = start_weed(ports, keys)
     try:
-        while not (
-            answers(f"{s3_url}/healthz") and answers(f"{filer_url}/buckets/{BUCKET}/")
-        ):
+        while not (answers(f"{s3_url}/healthz") and answers(bucket_url)):
             if weed.poll() is not None:
                 sys.exit("weed has ended")
             time.sleep(0.05)

@@ -13,10 +13,17 @@ from filelock import FileLock
 from tqdm import tqdm
 from zarr.codecs import ZstdCodec
 
+from src.data.checked_store import CheckedStore
 from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
-from src.data.statistics import compute_statistics, read_statistics, statistics_url
-from src.data.store import AXES, CheckedStore, open_fields, open_store, select
+from src.data.statistics import (
+    check_climatology,
+    compute_statistics,
+    of_variables,
+    open_statistics,
+    statistics_url,
+)
+from src.data.store import AXES, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -31,10 +38,11 @@ def build(
     chunk: Window,
     train_period: Period,
     command: dict[str, Any] | None = None,
+    shard: Window | None = None,
 ) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
-    Dask arrays are computed chunk by chunk; a region is as many months as a chunk.
+    Dask arrays are computed object by object; a region is as many months as an object.
 
     Args:
         url: where to.
@@ -42,26 +50,34 @@ def build(
         chunk: months, latitudes and longitudes of a chunk.
         train_period: first and last date of the training, both inclusive.
         command: the subcommand of build_store.py and its arguments, for a repair.
+        shard: months, latitudes and longitudes of an object with several chunks; multiples of a
+            chunk's. None writes an object for each chunk.
 
     Raises:
-        UserError: something else is at this place.
+        UserError: something else is at this place, or a shard is no multiple of a chunk.
     """
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
-    chunks = {
-        axis: min(size, fields.sizes[axis])
-        for axis, size in zip(AXES, chunk, strict=True)
-    }
-    starts = range(0, fields.sizes["time"], chunks["time"])
+    chunks, sizes = chunk_and_object_sizes(fields, chunk, shard or chunk)
+    starts = range(0, fields.sizes["time"], sizes["time"])
     period = fields["time"].values[[0, -1]].astype(str)
-    made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}, {fields.attrs}"
-    attributes = {"made_of": made_of, "regions_left": len(starts), "command": command}
-    fields = fields.chunk(chunks).assign_attrs(attributes)
+    made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}"
+    if shard:
+        made_of += f" in objects of {sizes}"
+    attributes = {
+        "made_of": f"{made_of}, {fields.attrs}",
+        "regions_left": len(starts),
+        "command": command,
+    }
+    fields = fields.chunk(sizes).assign_attrs(attributes)
     store = open_store(url, read_only=False)
     group = open_or_begin(store, fields)
     left: Any = group.attrs["regions_left"]
     if left == len(starts):
-        create_arrays(store, group, fields, chunks)
+        settings: dict[str, Any] = {"chunks": tuple(chunks.values())}
+        if shard:
+            settings["shards"] = tuple(sizes.values())
+        create_arrays(store, group, fields, settings)
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
 
     if left:
@@ -72,13 +88,31 @@ def build(
     values = fields.drop_vars(AXES)
     first = len(starts) - left
     for number in tqdm(range(first, len(starts)), url, unit="region", disable=None):
-        region = slice(starts[number], starts[number] + chunks["time"])
+        region = slice(starts[number], starts[number] + sizes["time"])
         # Land, too: a chunk that is not there has to mean one that was lost.
         values.isel(time=region).to_zarr(
             store, region={"time": region}, write_empty_chunks=True
         )
         group.attrs["regions_left"] = len(starts) - number - 1
     add_statistics(url, train_period)
+
+
+def chunk_and_object_sizes(
+    fields: xr.Dataset, chunk: Window, shard: Window
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The sizes of a chunk, and of an object, along each axis; none is larger than the fields.
+
+    Raises UserError if a shard is no multiple of a chunk.
+    """
+    chunks = {}
+    objects = {}
+    for axis, chunk_size, shard_size in zip(AXES, chunk, shard, strict=True):
+        if shard_size % chunk_size:
+            raise UserError(f"shard {shard} is no multiple of the chunk {chunk}")
+        chunks[axis] = min(chunk_size, fields.sizes[axis])
+        num_chunks = math.ceil(fields.sizes[axis] / chunks[axis])
+        objects[axis] = chunks[axis] * min(shard_size // chunk_size, num_chunks)
+    return chunks, objects
 
 
 def open_or_begin(store: CheckedStore, fields: xr.Dataset) -> zarr.Group:
@@ -96,19 +130,17 @@ def open_or_begin(store: CheckedStore, fields: xr.Dataset) -> zarr.Group:
 
 
 def create_arrays(
-    store: CheckedStore, group: zarr.Group, fields: xr.Dataset, chunks: dict[str, int]
+    store: CheckedStore, group: zarr.Group, fields: xr.Dataset, settings: dict[str, Any]
 ) -> None:
-    """Write the axes, and the descriptions of arrays of which no value is written yet."""
+    """Write the axes, and the descriptions of arrays of which no value is written yet.
+
+    ``settings`` are the sizes of chunks and shards.
+    """
     for name in list(group.keys()):
         del group[name]  # a kill may have left some of them
-    settings = {
-        "chunks": tuple(chunks.values()),
-        "dtype": "float32",
-        "_FillValue": math.nan,
-    }
     encoding = with_checksums(fields)
     for field in fields:
-        encoding[field] |= settings
+        encoding[field] |= {"dtype": "float32", "_FillValue": math.nan, **settings}
     fields.to_zarr(store, mode="a", compute=False, encoding=encoding, zarr_format=3)
 
 
@@ -144,7 +176,9 @@ def add_statistics(
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
     try:
-        read_statistics(open_store(place), list(map(str, fields)))
+        there = open_statistics(open_store(place))
+        there = of_variables(there, list(map(str, fields)), place)
+        check_climatology(open_store(place), there)
     except UserError:  # they are not there, or not finished
         statistics = compute_statistics(fields, train_period)
         # A group for all periods, through which check finds them.

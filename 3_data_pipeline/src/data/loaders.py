@@ -9,9 +9,9 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch.utils.data import DataLoader, Sampler
 
-from src.data.fast_dataset import FastDataset, LookAhead
+from src.data.fast_dataset import FastDataset
+from src.data.look_ahead import LookAhead
 from src.data.pytorch_dataset import FieldDataset, Split
-from src.data.timed_loader import TimedLoader
 from src.errors import UserError
 from src.reproducibility import ResumableBatches, epoch_order, worker_init_fn
 
@@ -77,8 +77,7 @@ class Loaders:
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""
         batches = self.with_look_ahead(ResumableBatches(**self.batch_arguments(step)))
-        settings = {"batch_sampler": batches, **self.options()}
-        return TimedLoader(self.train_set, self.batch_size, **settings)
+        return DataLoader(self.train_set, batch_sampler=batches, **self.options())
 
     def batch_arguments(self, step: Callable[[], int]) -> dict[str, Any]:
         """The arguments of ResumableBatches; a dataset may have an order of its own."""
@@ -92,7 +91,7 @@ class Loaders:
 
     def with_look_ahead(self, batches: Sampler[list[int]]) -> Sampler[list[int]]:
         """The same batches, announced to a dataset that can use it; workers load ahead anyway."""
-        if isinstance(self.train_set, FastDataset) and not self.num_workers:
+        if hasattr(self.train_set, "prefetch") and not self.num_workers:
             return LookAhead(batches, self.train_set)
         return batches
 

@@ -1,31 +1,29 @@
 """Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen."""
 
 # s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
-# s3://BUCKET/NAME       any other S3; keys and AWS_ENDPOINT_URL from the environment or .env
+# s3://BUCKET/NAME       any other S3; keys, AWS_ENDPOINT_URL and AWS_REGION from the environment or
+#                        .env; or a profile, AWS_PROFILE
 # gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
 # FOLDER                 a local path
 # filecache::URL         with a copy of what was read on the local disk; also blockcache::
 
 import asyncio
-import functools
 import itertools
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
-import s3fs
 import xarray as xr
 import zarr
-from botocore.exceptions import ClientError, ConnectionError
 from dotenv import load_dotenv
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import FsspecStore, LocalStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore
 
+from src.data.checked_store import CheckedStore, configure_libraries
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
@@ -42,71 +40,23 @@ Levels = Sequence[float] | None
 # Names of arrays, and which part of each; None means all of it.
 Parts = Iterable[tuple[str, Sequence[slice] | None]]
 DECODING_ERRORS = (RuntimeError, ValueError)  # of zarr's codecs
-METADATA_LIMIT = 5.0  # seconds; metadata come first: a wrong address is found soon
-METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-
-
-def status(error: Exception) -> int:
-    """The status code of an S3 server's answer; 0 for other errors."""
-    answer = error.response if isinstance(error, ClientError) else {}
-    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-@functools.cache
-def configure_libraries() -> None:
-    """What s3fs and zarr can only be told for the whole process; once is enough."""
-    # Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at
-    # this number, or after a store's patience, whichever comes first.
-    s3fs.S3FileSystem.retries = 10
-    s3fs.core.add_retryable_error(ConnectionError)
-    s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
-    # A chunk that does not exist means one full of the fill value in Zarr, so what a failed write
-    # or a careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know
-    # this setting; for older ones CheckedStore does the same.
-    zarr.config.set({"array.read_missing_chunks": False})
-
-
-class DamageError(UserError):
-    """Chunks are there, and cannot be decoded."""
-
-
-class CheckedStore(WrapperStore[Store]):
-    """Ends a read after ``patience`` seconds, retries included; raises for a missing chunk."""
-
-    def __init__(self, store: Store, url: str, patience: float) -> None:
-        super().__init__(store)
-        self.url, self.patience = url, patience
-
-    def _with_store(self, store: Store) -> "CheckedStore":
-        """The same for another store: Zarr calls it for a read-only copy."""
-        return CheckedStore(store, self.url, self.patience)
-
-    async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        patience = (
-            min(self.patience, METADATA_LIMIT)
-            if key.endswith(METADATA)
-            else self.patience
-        )
-        try:
-            async with asyncio.timeout(patience):
-                value = await self._store.get(key, prototype, byte_range)
-        except TimeoutError as error:
-            raise UserError(
-                f"{self.url}: no answer in {patience:g} s ({key})"
-            ) from error
-        except Exception as error:
-            raise UserError(
-                f"{self.url}: {type(error).__name__} {error} ({key})"
-            ) from error
-        # Only for readers: who writes may look for a chunk that is yet to be written.
-        if value is None and self.read_only and not key.endswith(METADATA):
-            raise UserError(f"{self.url}: chunk {key} is missing")
-        return value
+BOTO_SETTINGS = {
+    # A server that stays silent for so long has failed. s3fs does the retries: botocore's own ones
+    # inside of them would multiply.
+    "connect_timeout": 2,
+    "read_timeout": 2,
+    "retries": {"max_attempts": 0},
+    # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums
+    # that the libraries of AWS now add to all of them. Our chunks have their own.
+    # https://github.com/boto/boto3/issues/4392
+    # https://github.com/aws/aws-sdk-java-v2/issues/5987
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+}
+WHY_403 = "wrong keys, no store, or no right to list one that is not consolidated"
+# The caches of fsspec must not be used by two threads at the same time: one may look for a file
+# while the other writes down what is there.
+ONE_AT_A_TIME = asyncio.Semaphore(1)
 
 
 def open_store(
@@ -122,14 +72,11 @@ def open_store(
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.
         # https://github.com/fsspec/s3fs/issues/1027
         "max_concurrency": 1,
-        # A server that stays silent for so long has failed. s3fs does the retries: botocore's own
-        # ones inside of them would multiply.
-        "config_kwargs": {
-            "connect_timeout": 2,
-            "read_timeout": 2,
-            "retries": {"max_attempts": 0},
-        },
+        "config_kwargs": BOTO_SETTINGS,
     }
+    # Of the environment, boto reads AWS_DEFAULT_REGION alone; TensorStore and others read this.
+    if region := os.environ.get("AWS_REGION"):
+        options["client_kwargs"] = {"region_name": region}
     if f"s3://{BUCKET}/" in url:  # perhaps behind filecache::
         server = connect()
         options |= {
@@ -154,69 +101,110 @@ def open_store(
     except (ImportError, ValueError) as error:
         raise UserError(f"{url}: {error}") from error
     if "::" in url:  # the caches of fsspec are synchronous
-        fs = AsyncFileSystemWrapper(fs, asynchronous=True)
-    # S3 denies access to what does not exist, if the reader may not list the bucket.
-    absent = (FileNotFoundError, *([PermissionError] if anonymous else []))
-    return CheckedStore(FsspecStore(fs, read_only, path, absent), url, patience)
+        fs = AsyncFileSystemWrapper(fs, asynchronous=True, semaphore=ONE_AT_A_TIME)
+    return CheckedStore(FsspecStore(fs, read_only, path), url, patience)
 
 
 def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
-    """A DamageError that names the chunks, of these parts of arrays; or else the same error."""
+    """A UserError that names the damaged chunks of these parts, or else the same error."""
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
     if not bad:
         return error
     advice = "build_store.py check --url URL --repair true makes them anew"
-    return DamageError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
+    return UserError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
 
 def bad_chunks(
     store: CheckedStore, name: str, region: Sequence[slice] | None = None
 ) -> Iterator[str]:
-    """The keys of an array's chunks that are missing or damaged; reads them one by one."""
+    """The keys of the objects with missing or damaged chunks of an array, read one by one."""
     array = zarr.open_array(store, path=name, mode="r")
+    object_shape = array.chunks
+    if array.shards:
+        object_shape = array.shards
+        store.sharded[name] = array.shape, array.chunks, array.shards
     region = region or [slice(0, size) for size in array.shape]
-    numbers = []  # of the chunks along each axis
+    starts = []  # of the chunks along each axis
     for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
         first = part.start // chunk
         stop = math.ceil(part.stop / chunk)
         # A window may go on beyond the last column, with the first ones.
         count = math.ceil(size / chunk)
-        numbers.append(sorted({number % count for number in range(first, stop)}))
-    for place in itertools.product(*numbers):
+        numbers = {number % count for number in range(first, stop)}
+        starts.append([number * chunk for number in sorted(numbers)])
+    reported = set()
+    for start in itertools.product(*starts):
+        place = tuple(s // size for s, size in zip(start, object_shape, strict=True))
+        stops = map(sum, zip(start, array.chunks, strict=True))
         try:
-            array.blocks[place]
+            if place not in reported:
+                array[tuple(map(slice, start, stops))]
         except (UserError, *DECODING_ERRORS):
+            reported.add(place)
             yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
 
-def open_fields(
-    store: CheckedStore, chunks: Any = None, consolidated: bool | None = None
-) -> xr.Dataset:
-    """The variables of a store; values are read when they are asked for.
+def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
+    """The variables of a store, and its axes; values are read when they are asked for.
 
     Raises UserError if there is no store, or one that is not finished.
     """
-    try:
-        fields = xr.open_zarr(store, chunks=chunks, consolidated=consolidated)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{store.url}: there is no Zarr store; build_store.py makes one"
-        ) from error
-    except DECODING_ERRORS as error:  # of the axes, which are read now
-        arrays = zarr.open_group(store, mode="r").arrays()
-        axes = [(name, None) for name, array in arrays if array.ndim == 1]
-        raise explained(error, store, axes) from None
-    if fields.attrs.get("regions_left"):
+    lazy = open_lazily(store, chunks)
+    if lazy.attrs.get("regions_left"):
         raise UserError(
             f"{store.url} is not finished: run its build_store.py command again"
         )
-    return named_axes(fields)
+    axes = [name for name in lazy.coords if name in lazy.dims]
+    # Without a grid's further coordinates, which may be large, and have the names of axes.
+    lazy = lazy.drop_vars(set(lazy.coords) - set(axes))
+    for name, field in lazy.items():
+        if shards := field.encoding.get("shards"):
+            store.sharded[str(name)] = field.shape, field.encoding["chunks"], shards
+    load_together(store, lazy, axes)
+    return named_axes(xr.decode_cf(lazy, mask_and_scale=False))
+
+
+def open_lazily(
+    store: CheckedStore, chunks: Any = None, consolidated: bool | None = None
+) -> xr.Dataset:
+    """A store as xarray opens it, but for its axes, which are not read yet, and have no dates.
+
+    Raises UserError if there is no store, or one that should be consolidated, and is not.
+    """
+    try:
+        return xr.open_zarr(
+            store,
+            chunks=chunks,
+            consolidated=consolidated,
+            # Otherwise xarray reads the axes here, one after the other, and time three times.
+            create_default_indexes=False,
+            decode_times=False,
+        )
+    except (FileNotFoundError, PermissionError) as error:
+        reason = "there is no Zarr store; build_store.py makes one"
+        if isinstance(error, PermissionError):  # to list what is not consolidated
+            store.denied.append(str(error))
+        if store.denied:
+            reason = f"access denied (403, {store.denied[0]}): {WHY_403}"
+        raise UserError(f"{store.url}: {reason}") from error
+    except ValueError as error:  # without consolidated metadata, which are written last
+        raise UserError(f"{store.url} is not finished: {error}") from error
+
+
+def load_together(store: CheckedStore, fields: xr.Dataset, names: list[Any]) -> None:
+    """Load variables of a lazy dataset, side by side: each of them waits for the store.
+
+    Raises UserError if a chunk is lost or damaged.
+    """
+    try:
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda name: fields.variables[name].load(), names))
+    except DECODING_ERRORS as error:
+        raise explained(error, store, [(name, None) for name in names]) from None
 
 
 def named_axes(fields: xr.Dataset) -> xr.Dataset:
     """The same fields with axes called time, level, lat and lon, in the order of the store."""
-    # Without a grid's further coordinates, which may have these names.
-    fields = fields.reset_coords(drop=True)
     names: dict[Any, str] = {}
     for axis, others in AXIS_NAMES.items():
         found = [name for name in fields.dims if str(name).lower() in others]

@@ -14,7 +14,7 @@ from torch import Tensor
 from src.config import plain
 from src.distributed import sum_over_ranks
 from src.errors import UserError
-from src.evaluation import squared_error, to_scores
+from src.evaluation import latitude_weights, squared_error, to_scores
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import clip_gradients, make_optimizer
 
@@ -26,6 +26,7 @@ class AutoencoderModule(L.LightningModule):
         optimizer: arguments of make_optimizer.
         seed: seed of the training masks.
         sample_shape: (V, T, H, W); null takes it from the data.
+        latitude_weighted: weight the training loss with the cosine of latitude, as the scores are.
         model: further arguments of MaskedAutoencoder.
     """
 
@@ -34,6 +35,7 @@ class AutoencoderModule(L.LightningModule):
         optimizer: dict[str, Any] | None = None,
         seed: int = 0,
         sample_shape: list[int] | None = None,
+        latitude_weighted: bool = False,
         **model: Any,
     ) -> None:
         super().__init__()
@@ -69,7 +71,8 @@ class AutoencoderModule(L.LightningModule):
         """
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
-        output = self.model(x, index, self.current_epoch)
+        weights = self.loss_weights(index)
+        output = self.model(x, index, self.current_epoch, weights)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
         # rank may have much land.
         count = sum_over_ranks(output.valid_count).clamp(min=1)
@@ -78,6 +81,12 @@ class AutoencoderModule(L.LightningModule):
         # The loss is divided by the count of all ranks, so the gradients of the ranks have to be
         # added. DDP averages them, which divides by the number of ranks: multiply by it.
         return output.squared_error / count * self.trainer.world_size
+
+    def loss_weights(self, index: Tensor) -> Tensor | None:
+        """The weights of the squared errors of these samples in the loss, if there are any."""
+        if not self.hparams.latitude_weighted:
+            return None
+        return latitude_weights(self.trainer.datamodule.train_set, index)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip as chapter 0 does. Raises UserError, on all ranks alike, for a non-finite norm."""
@@ -93,7 +102,9 @@ class AutoencoderModule(L.LightningModule):
         """Only add up: the ranks may have unequal numbers of samples, and even of batches."""
         x, index = batch
         output = self.model(x, index)
-        self.sums = self.sums + squared_error(output.prediction, x, output.hidden).cpu()
+        weights = latitude_weights(self.trainer.datamodule.val_set, index)
+        error = squared_error(output.prediction, x, output.hidden, weights)
+        self.sums = self.sums + error.cpu()
 
     def on_validation_epoch_end(self) -> None:
         """Add up all ranks, and divide. The mean of the ranks' scores would be another number."""

@@ -22,16 +22,21 @@ def damage(url: str) -> list[str]:
         root = zarr.open_group(store, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
         raise UserError(f"{url}: there is no Zarr store") from error
-    bad = ["a region"] if root.attrs.get("regions_left") else []
+    bad = []
+    if root.attrs.get("regions_left"):
+        bad.append("a region")
     # An array whose description is lost is known from the consolidated metadata alone.
-    known = zarr.open_group(store, mode="r").array_keys()
-    bad += [f"{name}/zarr.json" for name in set(known) - set(root.array_keys())]
+    known = set(zarr.open_group(store, mode="r").array_keys())
+    for name in known - set(root.array_keys()):
+        bad.append(f"{name}/zarr.json")
     for path, node in tqdm(root.members(max_depth=None), url, disable=None):
         if isinstance(node, zarr.Array):
             bad += bad_chunks(store, path)
-        elif "/" in path and not node.metadata.consolidated_metadata:
-            # They are written last. A group of groups has none, and no arrays either.
-            bad += [path] if any(node.array_keys()) else []
+            continue
+        # Consolidated metadata are written last. A group of groups has none, and no arrays either.
+        is_whole = node.metadata.consolidated_metadata or not any(node.array_keys())
+        if "/" in path and not is_whole:
+            bad.append(path)
     return bad
 
 
@@ -47,12 +52,18 @@ def forget_damaged_regions(url: str, bad: list[str]) -> None:
             # All regions, for an axis or a lost description.
             is_field = array.ndim == 3 and place
             region = int(place.split("/")[0]) if is_field else 0
-            left = max(left, math.ceil(array.shape[0] / array.chunks[0]) - region)
+            size = (array.shards or array.chunks)[0]
+            left = max(left, math.ceil(array.shape[0] / size) - region)
     group.attrs["regions_left"] = left
 
 
 def mend_statistics(url: str, bad: list[str]) -> None:
     """Compute damaged statistics again, from the fields."""
-    for place in {key.split("/")[1] for key in bad if key.startswith("statistics/")}:
-        first, last = place.split("_")
+    periods = set()
+    for key in bad:
+        kind, _, place = key.partition("/")
+        if kind == "statistics":
+            periods.add(place.split("/")[0])
+    for period in periods:
+        first, last = period.split("_")
         add_statistics(url, (first, last))

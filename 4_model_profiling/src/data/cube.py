@@ -29,16 +29,19 @@ def waves(shape: Shape, seed: int) -> list[tuple[np.ndarray, ...]]:
     # array that it is in; products and sums do not.
     generator = np.random.default_rng(seed)
     periods = (12, *shape[1:])  # a year, and once round the globe
-    axes = [
-        2 * np.pi / p * np.arange(size) for p, size in zip(periods, shape, strict=True)
-    ]
+    axes = []
+    for period, size in zip(periods, shape, strict=True):
+        axes.append(2 * np.pi / period * np.arange(size))
+
     factors = []
     for _ in range(NUM_WAVES):
-        frequency, phase = generator.integers(1, 6, 3), generator.uniform(0, 6, 3)
-        angles = [
-            f * axis + p for f, axis, p in zip(frequency, axes, phase, strict=True)
-        ]
-        factors.append(tuple(np.sin(angle).astype(np.float32) for angle in angles))
+        frequencies = generator.integers(1, 6, 3)
+        phases = generator.uniform(0, 6, 3)
+        wave = []
+        for axis, frequency, phase in zip(axes, frequencies, phases, strict=True):
+            angle = frequency * axis + phase
+            wave.append(np.sin(angle).astype(np.float32))
+        factors.append(tuple(wave))
     return factors
 
 
@@ -47,7 +50,8 @@ def block(name: str, shape: Shape, seed: int, place: tuple[slice, ...]) -> np.nd
     t, y, x = place
     mean, amplitude, _ = VARIABLES[name]
     number = list(VARIABLES).index(name)
-    total, elevation = np.float32(0), np.float32(0)
+    total = np.float32(0)
+    elevation = np.float32(0)
     for time, lat, lon in waves(shape, 100 * seed + number):
         total = total + time[t, None, None] * lat[y, None] * lon[x]
     for _, lat, lon in waves(shape, 100 * seed + 99):
@@ -56,12 +60,10 @@ def block(name: str, shape: Shape, seed: int, place: tuple[slice, ...]) -> np.nd
     # Noise as a hash of the place: no generator has to be seeded.
     index = [torch.arange(s.start, s.stop) for s in place]
     key = hash32(hash32(index[0] + number)[:, None] + index[1])[..., None]
-    noise = hash32(key + index[2] + seed).numpy().astype(np.float32) * np.float32(
-        2.0**-32
-    )
-    values = np.float32(mean) + np.float32(amplitude) * (
-        total + np.float32(0.2) * noise
-    )
+    bits = hash32(key + index[2] + seed).numpy()
+    noise = bits.astype(np.float32) * np.float32(2.0**-32)
+    signal = total + np.float32(0.2) * noise
+    values = np.float32(mean) + np.float32(amplitude) * signal
     return np.where(elevation > 0.8, np.float32(np.nan), values)
 
 

@@ -4,9 +4,10 @@
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-import dask
+import dask.array
 import numpy as np
 import torch
 import xarray as xr
@@ -15,7 +16,12 @@ from torch import Tensor
 
 from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import FieldDataset, Split
-from src.data.statistics import read_statistics, statistics_url
+from src.data.statistics import (
+    check_climatology,
+    of_variables,
+    open_statistics,
+    statistics_url,
+)
 from src.data.store import (
     AXES,
     DECODING_ERRORS,
@@ -76,7 +82,7 @@ class CloudDataset(FieldDataset):
         self.statistics_url = statistics_url(statistics_store or url, train_period)
         self.dask = dask
         # A loader's worker gets these pickled: how to open a store, but no connections or values.
-        fields, statistics = self.open(variables, levels)
+        fields, statistics = self.open(split, variables, levels)
         self.lazy_fields = fields
         self.statistics = statistics
         self.variables = [str(name) for name in fields]
@@ -103,15 +109,23 @@ class CloudDataset(FieldDataset):
             raise UserError(f"data.dataset: no window {window} with values in {url}")
 
     def open(
-        self, names: list[str] | None, levels: list[float] | None
+        self, split: Split, names: list[str] | None, levels: list[float] | None
     ) -> tuple[xr.Dataset, xr.Dataset]:
         """The fields and their statistics: names, shapes and coordinates, but no values yet."""
         store = open_store(self.url, self.patience, self.anonymous)
-        fields = open_fields(store, chunks=None if self.dask == "none" else {})
-        fields = select(fields, names, self.url, levels)
         is_public = self.anonymous and self.statistics_url.startswith(self.url)
-        statistics = open_store(self.statistics_url, self.patience, is_public)
-        return fields, read_statistics(statistics, list(map(str, fields)))
+        statistics_store = open_store(self.statistics_url, self.patience, is_public)
+        # Side by side: each waits for its store several times.
+        with ThreadPoolExecutor(1) as thread:
+            opening = thread.submit(open_statistics, statistics_store)
+            fields = open_fields(store, chunks=None if self.dask == "none" else {})
+        fields = select(fields, names, self.url, levels)
+        statistics = of_variables(
+            opening.result(), list(map(str, fields)), self.statistics_url
+        )
+        if split == "val":  # for which the climatology is a baseline
+            check_climatology(statistics_store, statistics)
+        return fields, statistics
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -127,7 +141,7 @@ class CloudDataset(FieldDataset):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         """A batch, for which a DataLoader calls this: dask reads its chunks together.
 
-        Raises DamageError for a chunk that cannot be decoded, and UserError for one that is lost.
+        Raises UserError for a chunk that is lost or damaged.
         """
         try:
             windows = [self.lazy_window(index) for index in indices]

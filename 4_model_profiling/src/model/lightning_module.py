@@ -15,9 +15,9 @@ from torch import Tensor
 from src.config import plain
 from src.distributed import sum_over_ranks
 from src.errors import UserError
-from src.evaluation import squared_error, to_scores
+from src.evaluation import latitude_weights, squared_error, to_scores
 from src.model.compiled import compile_forward
-from src.model.micro_batches import backward_all_but_last, count_scored
+from src.model.micro_batches import backward_each, count_scored, split
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 
@@ -29,6 +29,7 @@ class AutoencoderModule(L.LightningModule):
         optimizer: arguments of make_optimizer.
         seed: seed of the training masks.
         sample_shape: (V, T, H, W); null takes it from the data.
+        latitude_weighted: weight the training loss with the cosine of latitude, as the scores are.
         compile: the forward pass of the training through torch.compile, which needs g++.
         micro_batches: parts of a batch that are computed one after the other, to save memory.
         model: further arguments of MaskedAutoencoder.
@@ -39,6 +40,7 @@ class AutoencoderModule(L.LightningModule):
         optimizer: dict[str, Any] | None = None,
         seed: int = 0,
         sample_shape: list[int] | None = None,
+        latitude_weighted: bool = False,
         compile: bool = False,
         micro_batches: PositiveInt = 1,
         **model: Any,
@@ -84,29 +86,33 @@ class AutoencoderModule(L.LightningModule):
         """
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
-        epoch, num_parts = self.current_epoch, self.hparams.micro_batches
-        parts = list(
-            zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True)
-        )
+        epoch = self.current_epoch
         # Here, because Lightning's own would erase the gradients of the first parts.
         self.trainer.optimizers[0].zero_grad()
-        error = torch.zeros((), device=x.device)
-        # Each part is divided by the count of the whole batch, so that is needed before the first.
-        if num_parts > 1:
-            count = sum_over_ranks(count_scored(self.model, x, index, epoch)).clamp(
-                min=1
-            )
-            error = backward_all_but_last(self, parts, count)
-        output = self.model(*parts[-1], epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
         # rank may have much land.
-        if num_parts == 1:
+        if self.hparams.micro_batches == 1:
+            output = self.model(x, index, epoch, self.loss_weights(index))
             count = sum_over_ranks(output.valid_count).clamp(min=1)
+            error = output.squared_error
+        else:
+            # Each part is divided by the count of the whole batch, needed before the first one.
+            count = sum_over_ranks(count_scored(self, x, index)).clamp(min=1)
+            *first_parts, last_part = split(x, index, self.hparams.micro_batches)
+            first_error = backward_each(self, first_parts, count)
+            output = self.model(*last_part, epoch, self.loss_weights(last_part[1]))
+            error = first_error + output.squared_error
         # Not with prog_bar=True: Lightning would then read the number in each step.
-        self.log("train_loss", sum_over_ranks(error + output.squared_error) / count)
+        self.log("train_loss", sum_over_ranks(error) / count)
         # The loss is divided by the count of all ranks, so the gradients of the ranks have to be
         # added. DDP averages them, which divides by the number of ranks: multiply by it.
         return output.squared_error / count * self.trainer.world_size
+
+    def loss_weights(self, index: Tensor) -> Tensor | None:
+        """The weights of the squared errors of these samples in the loss, if there are any."""
+        if not self.hparams.latitude_weighted:
+            return None
+        return latitude_weights(self.trainer.datamodule.train_set, index)
 
     def optimizer_zero_grad(self, *_: Any) -> None:
         """Nothing: after training_step, some gradients of micro_batches are there already."""
@@ -154,7 +160,9 @@ class AutoencoderModule(L.LightningModule):
         """Only add up: the ranks may have unequal numbers of samples, and even of batches."""
         x, index = batch
         output = self.model(x, index)
-        self.sums = self.sums + squared_error(output.prediction, x, output.hidden).cpu()
+        weights = latitude_weights(self.trainer.datamodule.val_set, index)
+        error = squared_error(output.prediction, x, output.hidden, weights)
+        self.sums = self.sums + error.cpu()
 
     def on_validation_epoch_end(self) -> None:
         """Add up all ranks, and divide. The mean of the ranks' scores would be another number."""

@@ -6,41 +6,56 @@
 # B batch, V variables, T times, H latitudes, W longitudes.
 
 from contextlib import nullcontext
+from typing import Any
 
-import lightning as L
 import torch
 from einops import rearrange
 from torch import Tensor
 
 from src.model.masking import random_mask
-from src.model.pytorch_model import PATCHES, MaskedAutoencoder
+from src.model.pytorch_model import PATCHES
 
 
-def count_scored(
-    model: MaskedAutoencoder, x: Tensor, index: Tensor, epoch: int
-) -> Tensor:
-    """How many values of ``x`` (B, V, T, H, W) are hidden and valid."""
+def split(x: Tensor, index: Tensor, num_parts: int) -> list[tuple[Tensor, Tensor]]:
+    """The parts of a batch x (B, V, T, H, W), index (B,)."""
+    parts = zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True)
+    return list(parts)
+
+
+def count_scored(module: Any, x: Tensor, index: Tensor) -> Tensor:
+    """How many values of ``x`` are hidden and valid, or the sum of their weights."""
+    model = module.model
     valid = ~torch.isnan(rearrange(x, PATCHES, **model.axes))
-    mask = random_mask(valid.any(dim=-1), index, model.seed, epoch, model.mask_ratio)
-    return (mask.hidden[..., None] & valid).sum()
+    mask = random_mask(
+        valid.any(dim=-1), index, model.seed, module.current_epoch, model.mask_ratio
+    )
+    scored = mask.hidden[..., None] & valid
+    weights = module.loss_weights(index)
+    if weights is not None:
+        weights = rearrange(weights.expand_as(x), PATCHES, **model.axes)
+        scored = scored * weights
+    return scored.sum()
 
 
-def backward_all_but_last(
-    module: L.LightningModule, parts: list[tuple[Tensor, Tensor]], count: Tensor
+def backward_each(
+    module: Any, parts: list[tuple[Tensor, Tensor]], count: Tensor
 ) -> Tensor:
-    """Add the gradients of all parts but the last to the weights; returns their squared errors.
+    """Add the gradients of these parts to the weights; returns the sum of their squared errors.
 
     Args:
-        module: its ``model`` is a MaskedAutoencoder; it must not clear gradients after this.
-        parts: x (B, V, T, H, W) and index (B,) of each.
+        module: an AutoencoderModule, which must not clear gradients after this.
+        parts: all parts of a batch but the last one.
         count: scored values of the whole batch, of all ranks.
     """
-    strategy, error = module.trainer.strategy, torch.zeros((), device=module.device)
+    strategy = module.trainer.strategy
+    error = torch.zeros((), device=module.device)
     # DDP sums the gradients of the ranks in the last backward pass only.
     with getattr(strategy, "block_backward_sync", nullcontext)():
-        for x, index in parts[:-1]:
-            squared_error = module.model(x, index, module.current_epoch).squared_error
+        for x, index in parts:
+            weights = module.loss_weights(index)
+            output = module.model(x, index, module.current_epoch, weights)
+            loss = output.squared_error / count * module.trainer.world_size
             # Through Lightning, which scales the loss in 16-mixed. It needs no optimizer (None).
-            strategy.backward(squared_error * module.trainer.world_size / count, None)
-            error = error + squared_error.detach()
+            strategy.backward(loss, None)
+            error = error + output.squared_error.detach()
     return error

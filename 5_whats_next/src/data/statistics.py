@@ -1,25 +1,13 @@
 """Statistics of fields that do not fit into memory, with dask; kept in the store, with the data."""
 
-import warnings
-
 import numpy as np
 import xarray as xr
 from tqdm.dask import TqdmCallback
 
-from src.data.store import (
-    AXES,
-    DECODING_ERRORS,
-    CheckedStore,
-    DamageError,
-    explained,
-    open_fields,
-)
+from src.data.checked_store import CheckedStore
+from src.data.store import AXES, load_together, open_lazily
 from src.data.windows import Period, find_period
 from src.errors import UserError
-
-# Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the bucket.
-# https://github.com/zarr-developers/zarr-python/pull/2556
-warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
 
 
 def statistics_url(url: str, train_period: Period) -> str:
@@ -60,23 +48,33 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
     return result.assign_attrs(variables=list(fields))
 
 
-def read_statistics(store: CheckedStore, names: list[str]) -> xr.Dataset:
-    """Read the statistics of these variables, in this order. Raises UserError if there are none."""
+def open_statistics(store: CheckedStore) -> xr.Dataset:
+    """The statistics at this place. The climatology stays in the store, because it may be large.
+
+    Raises UserError if there are none, or none that are finished.
+    """
     try:
         # Consolidated metadata are written last: without them, the statistics are not finished.
-        statistics = open_fields(store, consolidated=True)
-        order = [statistics.attrs["variables"].index(name) for name in names]
-    except DamageError:
-        raise
-    except (UserError, ValueError) as error:
-        text = f"no statistics of {names} in this period; build_store.py statistics makes them"
+        statistics = open_lazily(store, consolidated=True)
+    except UserError as error:
+        text = "no statistics of this period; build_store.py statistics makes them"
         raise UserError(f"{store.url}: {text}") from error
-    statistics = statistics.isel(variable=order)
-    try:
-        # A damaged chunk shall end a training before its first step, and not in its report.
-        read = statistics.compute()
-    except DECODING_ERRORS as error:
-        parts = [(str(name), None) for name in statistics]
-        raise explained(error, store, parts) from None
-    # The climatology may be large, and workers get a copy of everything: it stays in the store.
-    return read.assign(climatology=statistics["climatology"])
+    statistics = statistics.reset_coords(drop=True)
+    load_together(store, statistics, ["mean", "std", "has_values"])
+    return statistics
+
+
+def check_climatology(store: CheckedStore, statistics: xr.Dataset) -> None:
+    """Read what a training needs at its end. Raises UserError if a chunk is lost or damaged."""
+    # A copy, so that the values do not stay in memory.
+    copy = statistics.isel(variable=slice(None))
+    load_together(store, copy, ["climatology"])
+
+
+def of_variables(statistics: xr.Dataset, names: list[str], url: str) -> xr.Dataset:
+    """The statistics of these variables, in this order. Raises UserError if one is not there."""
+    there = statistics.attrs["variables"]
+    if missing := [name for name in names if name not in there]:
+        text = f"no statistics of {missing}; build_store.py statistics makes them"
+        raise UserError(f"{url}: {text}")
+    return statistics.isel(variable=[there.index(name) for name in names])

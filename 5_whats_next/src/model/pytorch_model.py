@@ -32,7 +32,9 @@ class Output(NamedTuple):
     """
 
     squared_error: Tensor  # () summed over the hidden, valid elements of the batch
-    valid_count: Tensor  # () how many elements that sum runs over
+    valid_count: (
+        Tensor  # () how many elements that sum runs over, or the sum of their weights
+    )
     prediction: Tensor  # (B, V, T, H, W) in the units of x, for every element
     hidden: Tensor  # (B, V, T, H, W) True where the model did not see x
 
@@ -106,11 +108,18 @@ class MaskedAutoencoder(nn.Module):
             decoder_num_heads,
         )
 
-    def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor,
+        epoch: int | None = None,
+        weights: Tensor | None = None,
+    ) -> Output:
         """Reconstruct ``x`` (B, V, T, H, W), NaN where there is no value; ``index`` (B,).
 
         The samples' numbers and the epoch decide what is hidden. Without an epoch it is the same in
-        every epoch, for validation.
+        every epoch, for validation. ``weights`` of the squared errors have a shape that expands to
+        that of ``x``.
         """
         patches = rearrange(x, PATCHES, **self.axes)  # (B, N, P)
         valid = ~torch.isnan(patches)
@@ -122,9 +131,13 @@ class MaskedAutoencoder(nn.Module):
 
         hidden = mask.hidden[..., None].expand_as(valid)
         scored = hidden & valid
-        error = torch.where(scored, prediction - values, 0.0)
+        error = torch.where(scored, prediction - values, 0.0).float().square()
+        if weights is not None:
+            weights = rearrange(weights.expand_as(x), PATCHES, **self.axes)
+            error = error * weights
+            scored = scored * weights
         return Output(
-            squared_error=error.float().square().sum(),
+            squared_error=error.sum(),
             valid_count=scored.sum(),
             prediction=rearrange(prediction, FIELDS, **self.axes),
             hidden=rearrange(hidden, FIELDS, **self.axes),

@@ -1,0 +1,41 @@
+"""A batch sampler that announces each batch to the dataset some batches before its use."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+
+class LookAhead(Sampler[list[int]]):
+    """Another sampler's batches, in its order.
+
+    Args:
+        batches: the other sampler.
+        dataset: has ``prefetch(batch)``, which does not wait, ``forget_requests()``, and the number
+            ``batches_ahead``.
+    """
+
+    def __init__(self, batches: Iterable[list[int]], dataset: Any) -> None:
+        self.batches = batches
+        self.dataset = dataset
+        self.rank = getattr(batches, "rank", 0)  # check_samples looks for it
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches, while the dataset loads those that follow."""
+        self.dataset.forget_requests()  # the last epoch may have been left early
+        announced: deque[list[int]] = deque()
+        num_yielded = 0
+        for batch in self.batches:
+            self.dataset.prefetch(batch)
+            announced.append(batch)
+            # At first one more batch ahead with each that is yielded: the first one would
+            # otherwise have to share the network with all the others.
+            if len(announced) > min(num_yielded, self.dataset.batches_ahead):
+                yield announced.popleft()
+                num_yielded += 1
+        yield from announced
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return len(self.batches)  # type: ignore[arg-type]  # a Sampler need not have a length

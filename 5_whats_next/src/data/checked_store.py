@@ -1,0 +1,110 @@
+"""A Zarr store in which no fault goes unseen: a read ends in time, and a lost chunk raises."""
+
+import asyncio
+import functools
+import math
+import warnings
+
+import s3fs
+import zarr
+from botocore.exceptions import ClientError, ConnectionError
+from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import WrapperStore
+
+from src.errors import UserError
+
+# In the index of a shard: there is no such chunk.
+NO_CHUNK = b"\xff" * 16
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+
+def status(error: Exception) -> int:
+    """The status code of an S3 server's answer; 0 for other errors."""
+    answer = error.response if isinstance(error, ClientError) else {}
+    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@functools.cache
+def configure_libraries() -> None:
+    """What s3fs and zarr can only be told for the whole process; once is enough."""
+    # Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at
+    # this number, or after a store's patience, whichever comes first.
+    s3fs.S3FileSystem.retries = 10
+    s3fs.core.add_retryable_error(ConnectionError)
+    s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
+    # A chunk that does not exist means one full of the fill value in Zarr, so what a failed write
+    # or a careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know
+    # this setting; for older ones CheckedStore does the same.
+    zarr.config.set({"array.read_missing_chunks": False})
+    # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the
+    # bucket. https://github.com/zarr-developers/zarr-python/pull/2556
+    warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
+
+
+class CheckedStore(WrapperStore[Store]):
+    """Ends a read after ``patience`` seconds, retries included; raises for a missing chunk."""
+
+    def __init__(self, store: Store, url: str, patience: float) -> None:
+        super().__init__(store)
+        self.url, self.patience = url, patience
+        self.denied: list[str] = []  # what the server said when it refused metadata
+        # Shape, chunks and shards of each array that has shards.
+        self.sharded: dict[str, tuple[tuple[int, ...], ...]] = {}
+
+    def _with_store(self, store: Store) -> "CheckedStore":
+        """The same for another store: Zarr calls it for a read-only copy."""
+        other = CheckedStore(store, self.url, self.patience)
+        # The same objects, which open_fields looks at and fills.
+        other.denied = self.denied
+        other.sharded = self.sharded
+        return other
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        is_metadata = key.endswith(METADATA)
+        try:
+            async with asyncio.timeout(self.patience):
+                value = await self._store.get(key, prototype, byte_range)
+        except TimeoutError as error:
+            raise UserError(
+                f"{self.url}: no answer in {self.patience:g} s ({key})"
+            ) from error
+        except Exception as error:
+            # S3 also denies access to what does not exist, if the reader may not list the bucket,
+            # and Zarr looks for files of which a store has only some. Not for who writes: a store
+            # that cannot be seen is no empty place.
+            if isinstance(error, PermissionError) and is_metadata and self.read_only:
+                self.denied.append(str(error))
+                return None
+            raise UserError(
+                f"{self.url}: {type(error).__name__} {error} ({key})"
+            ) from error
+        # Only for readers: who writes may look for a chunk that is yet to be written.
+        if value is None and self.read_only and not is_metadata:
+            raise UserError(f"{self.url}: chunk {key} is missing")
+        # The end of a shard is read for its index. Zarr fills a chunk that is not in it.
+        if value is not None and isinstance(byte_range, SuffixByteRequest):
+            num_absent = value.to_bytes().count(NO_CHUNK)
+            if num_absent > self.num_outside(key):
+                raise UserError(f"{self.url}: a chunk in {key} is missing")
+        return value
+
+    def num_outside(self, key: str) -> int:
+        """How many chunks of a shard lie beyond the array's edges: nobody has written them."""
+        name, _, place = key.partition("/c/")
+        shape, chunks, shards = self.sharded[name]
+        num_chunks = 1
+        num_inside = 1
+        numbers = map(int, place.split("/"))
+        for number, size, chunk, shard in zip(
+            numbers, shape, chunks, shards, strict=True
+        ):
+            num_chunks *= shard // chunk
+            values_left = min(shard, size - number * shard)
+            num_inside *= math.ceil(values_left / chunk)
+        return num_chunks - num_inside

@@ -1,0 +1,122 @@
+"""What the loader costs and holds up: a line when a training begins, and one after each epoch."""
+
+import math
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+from tqdm import tqdm
+
+# Waiting less than this share of the time is noise, and a faster loader would gain nothing.
+NEGLIGIBLE = 0.05
+
+
+class LoaderReport(Callback):
+    """Says how long the training has waited for its batches, and for what; for any loader.
+
+    Place it behind other callbacks: what they do after a batch would count as waiting. On a GPU,
+    the steps run behind Python, so some of the waiting costs nothing; chapter 4 measures there.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Describe the reader, if it is one of ours."""
+        loader = trainer.train_dataloader
+        self.dataset = getattr(loader, "dataset", None)
+        batch_size = getattr(trainer.datamodule, "batch_size", None)
+        if batch_size and hasattr(self.dataset, "chunk"):
+            say(summary(loader, batch_size // trainer.world_size))
+        # Lightning does not call it where a run goes on inside an epoch.
+        self.on_train_epoch_start(trainer, module)
+
+    def on_train_epoch_start(self, *_: object) -> None:
+        """Start the clock: the first batch is asked for after this."""
+        self.asked = time.perf_counter()
+        self.first_wait: float | None = None
+        self.waited = 0.0
+
+    def on_train_batch_start(self, *_: object) -> None:
+        """A batch has come."""
+        now = time.perf_counter()
+        if self.first_wait is None:
+            # Nothing was under way yet, so this wait is reported by itself.
+            self.first_wait = now - self.asked
+            self.start = now
+            self.seconds_before = seconds_of(self.dataset)
+        else:
+            self.waited += now - self.asked
+
+    def on_train_batch_end(self, *_: object) -> None:
+        """The next batch is asked for after this."""
+        self.asked = time.perf_counter()
+
+    def on_train_epoch_end(self, *_: object) -> None:
+        """Say what this epoch has waited for."""
+        seconds = self.asked - self.start
+        store, decoding = (seconds_of(self.dataset) - self.seconds_before).tolist()
+        limit = limiting_stage(self.waited / seconds, store, decoding)
+        say(
+            f"first batch after {self.first_wait:.1f} s, then waited {self.waited:.1f} of"
+            f" {seconds:.1f} s; what limits is {limit}"
+        )
+
+
+def seconds_of(dataset: Any) -> Tensor:
+    """What a dataset has spent on waiting for its store and on decoding: (2,), 0 if unknown."""
+    return getattr(dataset, "seconds", torch.zeros(2)).clone()
+
+
+def limiting_stage(waited: float, store: float, decoding: float) -> str:
+    """The bottleneck, from the share of the time spent waiting and a dataset's two seconds."""
+    if waited < NEGLIGIBLE:
+        return "the model"
+    if not store + decoding:  # the dataset keeps no count
+        return "the loader"
+    # Workers wait and compute side by side, so these two tell only which one is longer.
+    return "the store" if store > decoding else "this process, which decodes and copies"
+
+
+def summary(loader: Any, batch_size: int) -> str:
+    """What a window of a FastDataset costs on average, and the memory that its batches may take."""
+    dataset = loader.dataset
+    # A window of w values that starts anywhere touches (w - 1) / c + 1 chunks of c values.
+    requests = float(len(dataset.encodings))
+    for window, chunk in zip(dataset.grid.window, dataset.chunk[1:], strict=True):
+        requests *= (window - 1) / chunk + 1
+    window_bytes = 4 * len(dataset.variables) * math.prod(dataset.grid.window)
+    chunk_bytes = 4 * math.prod(dataset.chunk)
+    factor = requests * chunk_bytes / window_bytes
+    text = (
+        f"a window of {window_bytes / 1e3:.0f} kB takes {requests:.1f} requests"
+        f" of {chunk_bytes / 1e3:.0f} kB, {factor:.0f} times its bytes"
+    )
+    if factor > 10:
+        text += " (too many: chunks nearer to the window's size would be faster)"
+    memory = memory_needed(loader, batch_size * window_bytes, chunk_bytes)
+    return f"{text}; batches take up to {memory / 1e6:.0f} MB"
+
+
+def memory_needed(loader: Any, batch_bytes: int, chunk_bytes: int) -> float:
+    """Bytes that batches, chunks on their way, and caches take at most, in all processes of a rank.
+
+    Without workers: batches_ahead are loading or loaded, one is complete, one is stacked by the
+    loader, one is in the model. Validation takes batches of twice the size, one at a time.
+    With workers: each has prefetch_factor batches, one more that it reads, one that it stacks.
+    """
+    dataset = loader.dataset
+    num_readers = max(1, loader.num_workers)
+    if loader.num_workers:
+        batches = loader.num_workers * (loader.prefetch_factor + 2) + 1
+    else:
+        batches = max(dataset.batches_ahead + 3, 1 + 3 * 2)
+    in_each_reader = dataset.concurrency * chunk_bytes + 1e6 * dataset.cache_mb
+    return batches * batch_bytes + num_readers * in_each_reader
+
+
+@rank_zero_only
+def say(text: str) -> None:
+    """Print a line, above a progress bar if there is one."""
+    tqdm.write(f"loader    {text}")
