@@ -18,15 +18,17 @@ import tensorstore as ts
 import torch
 import xarray as xr
 import zarr
-from ceiling import objects
+from ceiling import object_names
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from src.data.chunk_stream import ChunkStream
-from src.data.fast_dataset import FastDataset, LookAhead, spec
+from src.data.fast_dataset import FastDataset
 from src.data.loaders import epoch_order
+from src.data.look_ahead import LookAhead
 from src.data.s3_server import connect
 from src.data.store import AXES, open_store
+from src.data.tensorstore_arrays import kvstore, shared_context
 
 URL = "s3://embedded/bench.zarr"
 BATCH = 32
@@ -73,11 +75,10 @@ def raw_requests(folder: str, stride: int) -> Iterator[Tensor]:
     dataset = ChunkStream("train", **SETTINGS, train_stride=(1, stride, stride))
     batches = in_batches(dataset.epoch_order(len(dataset), 0, 0))
     needed = dict.fromkeys(
-        name for batch in batches for name in sorted(objects(dataset, batch))
+        name for batch in batches for name in sorted(object_names(dataset, batch))
     )
-    context = ts.Context({"s3_request_concurrency": {"limit": dataset.concurrency}})
-    place = spec(URL, "", anonymous=False)["kvstore"]
-    place["path"] = place["path"].removesuffix("/")
+    context = shared_context(dataset.concurrency, dataset.cache_mb)
+    place = kvstore(f"{URL}/", anonymous=False)
     store = ts.KvStore.open(place, context=context).result()
 
     def read() -> Iterator[Tensor]:
@@ -92,7 +93,9 @@ def places(stride: int) -> tuple[list[str], list[dict[str, slice]]]:
     """The variables, and all windows in a random order."""
     dataset = FastDataset("train", **SETTINGS, train_stride=(1, stride, stride))
     order = epoch_order(len(dataset), 0, 0)
-    windows = [dict(zip(AXES, dataset.slices(index), strict=True)) for index in order]
+    windows = [
+        dict(zip(AXES, dataset.grid.slices(index), strict=True)) for index in order
+    ]
     return dataset.variables, windows
 
 
