@@ -7,17 +7,22 @@ from src.model.pytorch_model import Output
 
 
 def compile_forward(model: nn.Module) -> None:
-    """Compile ``model(x, index, epoch)`` in place; weights and checkpoints stay what they are."""
+    """Compile ``model(x, index, epoch, weights)`` in place; checkpoints stay what they are."""
     plain = model.forward
     # fullgraph: an error instead of a graph in many pieces, which would gain little.
     graph = torch.compile(plain, fullgraph=True)
 
-    def forward(x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
+    def forward(
+        x: Tensor,
+        index: Tensor,
+        epoch: int | None = None,
+        weights: Tensor | None = None,
+    ) -> Output:
         # Validation has a smaller last batch: compiling again would take longer than it gains.
         if epoch is None:
             return plain(x, index)
         # A number would be a part of the graph, and it would be compiled again in each epoch; a
         # tensor is an input. And torch.tensor(epoch) would copy it to a GPU, and wait.
-        return graph(x, index, torch.full((), epoch, device=x.device))
+        return graph(x, index, torch.full((), epoch, device=x.device), weights)
 
     model.forward = forward
