@@ -20,12 +20,15 @@ Window = tuple[PositiveInt, ...]
 def cost(window: Window, factor: float, itemsize: int) -> dict[str, str | float]:
     """Chunks and bytes of a window, at least, at most and on average; a chunk is factor windows."""
     chunk = [max(1, round(size * factor)) for size in window]
-    axes = list(zip(window, chunk, strict=True))
-    # Along an axis, a window of w elements touches at least w / c chunks of c, rounded up, and one
-    # more if it starts at the last element of a chunk. The mean is that over all starts.
-    minimal = math.prod(math.ceil(w / c) for w, c in axes)
-    maximal = math.prod(math.ceil((w - 1) / c) + 1 for w, c in axes)
-    mean = math.prod((w - 1) / c + 1 for w, c in axes)
+    minimal = 1
+    maximal = 1
+    mean = 1.0
+    for w, c in zip(window, chunk, strict=True):
+        # Along an axis, a window of w elements touches at least w / c chunks of c, rounded up, and
+        # one more if it starts at the last element of a chunk. The mean is that over all starts.
+        minimal *= math.ceil(w / c)
+        maximal *= math.ceil((w - 1) / c) + 1
+        mean *= (w - 1) / c + 1
     size = math.prod(chunk) * itemsize
     return {
         "chunk_size": "x".join(map(str, chunk)),
@@ -41,15 +44,13 @@ def cost(window: Window, factor: float, itemsize: int) -> dict[str, str | float]
 def draw(table: pd.DataFrame, folder: Path) -> None:
     """Chunks and bytes against the size of a chunk: the mean, and the range around it."""
     figure = Figure(figsize=(10, 4), layout="constrained")
-    for axis, unit in zip(figure.subplots(1, 2), ("chunks", "bytes"), strict=True):
-        size, low, high = (
-            table["chunk_size"],
-            table[f"minimal_{unit}"],
-            table[f"maximal_{unit}"],
-        )
-        axis.fill_between(
-            size, low, high, alpha=0.2, label="from the best to the worst start"
-        )
+    axes = figure.subplots(1, 2)
+    for axis, unit in zip(axes, ("chunks", "bytes"), strict=True):
+        size = table["chunk_size"]
+        low = table[f"minimal_{unit}"]
+        high = table[f"maximal_{unit}"]
+        label = "from the best to the worst start"
+        axis.fill_between(size, low, high, alpha=0.2, label=label)
         axis.plot(size, table[f"mean_{unit}"], "o-", label="mean of all starts")
         axis.set(yscale="log", xlabel="chunk size", ylabel=f"{unit} for a window")
         axis.tick_params(axis="x", rotation=45)
@@ -65,7 +66,8 @@ def main(window: Window = (64, 64), itemsize: PositiveInt = 1) -> None:
         window: elements along each axis.
         itemsize: bytes of an element.
     """
-    table = pd.DataFrame([cost(window, 2.0**n, itemsize) for n in range(-3, 5)])
+    rows = [cost(window, 2.0**power, itemsize) for power in range(-3, 5)]
+    table = pd.DataFrame(rows)
     print(table.iloc[:, :5].to_string(index=False))
     print("\nexpected for a window that starts anywhere")
     expected = table[["chunk_size", "mean_chunks", "mean_bytes"]]

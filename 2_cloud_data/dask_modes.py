@@ -3,6 +3,7 @@
 uv run python dask_modes.py
 """
 
+import itertools
 import multiprocessing
 import resource
 import statistics
@@ -43,10 +44,12 @@ def measure(mode: Any, batches: list[list[int]]) -> tuple[float, float, float]:
         for indices in batches:
             samples = dataset.__getitems__(indices)
         seconds = time.perf_counter() - start
-        memory = peak_memory() + (
-            sum(client.run(peak_memory).values()) if client else 0
-        )
-    return 16 * len(batches) / seconds, memory, float(samples[-1][0].nan_to_num().sum())
+        memory = peak_memory()
+        if client:
+            memory += sum(client.run(peak_memory).values())
+    last_window = samples[-1][0]
+    checksum = last_window.nan_to_num().sum().item()
+    return 16 * len(batches) / seconds, memory, checksum
 
 
 def main() -> None:
@@ -58,9 +61,12 @@ def main() -> None:
     # own: nothing of the other ways is in its memory.
     for mode in tqdm(MODES * 5, unit="turn", disable=None):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            results[mode].append(process.submit(measure, mode, batches).result())
+            turn = process.submit(measure, mode, batches)
+            results[mode].append(turn.result())
     # All of them have read the same values.
-    assert len({value for turns in results.values() for *_, value in turns}) == 1
+    all_turns = itertools.chain(*results.values())
+    checksums = {checksum for _, _, checksum in all_turns}
+    assert len(checksums) == 1
     print("scheduler          samples/s   to none   memory, MB")
     base = statistics.median(speed for speed, *_ in results["none"])
     for mode, turns in results.items():

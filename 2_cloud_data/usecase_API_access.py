@@ -47,9 +47,11 @@ def fetch(open_dataset: Any, options: argparse.Namespace) -> None:
     fields = fields.sel(time=slice(str(options.start), str(options.end)))
     fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
     # The attributes hold the request, so that another request does not continue this store.
-    fields.attrs = {name: str(value) for name, value in vars(options).items()}
+    request = vars(options).items()
+    fields.attrs = {name: str(value) for name, value in request}
     days = fields["time"].dt.strftime("%Y-%m-%d").values
-    train_period = (days[0], days[len(days) * 4 // 5 - 1])  # the first four fifths
+    num_train = len(days) * 4 // 5
+    train_period = (days[0], days[num_train - 1])
     build(options.url, fields, (16, 128, 128), train_period)
 
 

@@ -3,8 +3,8 @@
 uv run python benchmark_datapipeline_configurations.py                        the ladder
 uv run python benchmark_datapipeline_configurations.py --file benchmark_configs/dask_workers.yaml
 
-A run that was stopped goes on. For a dataset of your own, put its class into the YAML file. (The
-blog also calls this script benchmark_configurations.py.)
+A run that was stopped goes on, on the same machine. For a dataset of your own, put its class into
+the YAML file. (The blog also calls this script benchmark_configurations.py.)
 """
 
 import json
@@ -77,7 +77,9 @@ def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, flo
     # The end of the last warm-up batch starts the clock.
     steps = result["steps"][settings["warmup"] - 1 :]
     seconds = steps[-1][4] - steps[0][4]
-    waited = sum(got - asked for _, _, asked, got, _ in steps[1:])
+    waited = 0.0
+    for _, _, asked, got, _ in steps[1:]:
+        waited += got - asked
     speed = (len(steps) - 1) * settings["batch_size"] / seconds
     return {"samples_per_second": speed, "busy": 1 - waited / seconds}
 
@@ -96,18 +98,25 @@ def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
     return result | summarise(settings, result) | {"memory": peak}
 
 
-def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) -> None:
+def main(
+    file: str = "benchmark_configs/ladder.yaml",
+    repeats: PositiveInt = 3,
+    fresh: bool = False,
+) -> None:
     """Take turns, log each of them, print the medians.
 
     Args:
         file: the configurations.
         repeats: turns of each configuration.
+        fresh: forget all turns that were measured before, of code that has changed, perhaps.
     """
     configurations = read_configurations(Path(file))
     if any(BUCKET in str(settings) for settings in configurations.values()):
         connect()  # here, so that the server's memory is not that of a configuration
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     log.parent.mkdir(exist_ok=True)
+    if fresh:
+        log.unlink(missing_ok=True)
     rows = read_log(log, configurations)
     finished = {(row["name"], row["turn"]) for row in rows}
 
@@ -137,7 +146,8 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: PositiveInt = 3) 
 def read_log(log: Path, configurations: dict[str, dict[str, Any]]) -> list[dict]:
     """The turns that were measured before, without those whose settings have changed.
 
-    A configuration that is no longer in the file, commented out perhaps, keeps its turns.
+    Another machine is another setting. A configuration that is no longer in the file, commented
+    out perhaps, keeps its turns.
     """
     rows = []
     if log.exists():
@@ -146,7 +156,9 @@ def read_log(log: Path, configurations: dict[str, dict[str, Any]]) -> list[dict]
             if configurations.get(row["name"], row["settings"]) == row["settings"]:
                 rows.append(row)
     # The log, too, because the pictures are drawn from it.
-    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    new = log.with_suffix(".new")
+    new.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    new.replace(log)
     return rows
 
 

@@ -14,6 +14,7 @@ import contextlib
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -68,8 +69,8 @@ def netcdf(
         shard: the same for an object, which holds several chunks; null: one object each.
     """
     fields = xr.open_mfdataset(files, chunks={})
-    # So that a build of other files does not continue this one.
-    fields.attrs = {"files": str(sorted(files))}
+    # So that a build of other files, or of corrected ones, does not continue this one.
+    fields.attrs = {"files": str(sorted(map(version, files)))}
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename(
         {old: new for old, new in names.items() if old in fields.dims}
@@ -85,6 +86,12 @@ def netcdf(
     }
     fields = select(fields, variables, str(files))
     build(url, fields, chunk, train_period, command, shard)
+
+
+def version(file: str) -> tuple[str, int, int]:
+    """A file's name, size and time."""
+    status = Path(file).stat()
+    return file, status.st_size, status.st_mtime_ns
 
 
 def cube(
@@ -167,7 +174,8 @@ def check(url: str, repair: bool = False) -> None:
 
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
-    command: Any = zarr.open_group(open_store(url), mode="r").attrs.get("command")
+    attributes = zarr.open_group(open_store(url), mode="r").attrs
+    command: Any = attributes.get("command")
     if not command:
         raise UserError(f"{url}: run the command that has built it, after deleting it")
     forget_damaged_regions(url, bad)

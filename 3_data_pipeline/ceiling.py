@@ -5,7 +5,6 @@ uv run python ceiling.py --delay 0 --packed true --step_time 0.02
 """
 
 import itertools
-import os
 import statistics
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import tensorstore as ts
+from dask.system import CPU_COUNT  # those that this process may use
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat
 from slow_network import slow_network
@@ -123,7 +123,7 @@ def main(
     speeds = {
         "model": BATCH_SIZE / step_time,
         "store": len(order) / raw_seconds,
-        "decoding": len(order) / (cpu / (os.cpu_count() or 1)),
+        "decoding": len(order) / (cpu / CPU_COUNT),
         "loader": len(order) / seconds,
     }
     for name, text in TEXTS.items():

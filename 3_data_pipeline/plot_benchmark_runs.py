@@ -36,8 +36,15 @@ def bars(turns: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(14, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(columns), sharey=True)
     for axis, (column, unit) in zip(axes, columns.items(), strict=True):
-        spread = [middle[column] - low[column], high[column] - middle[column]]
-        axis.barh(names, middle[column], xerr=spread, color="tab:blue", ecolor="0.4")
+        below = middle[column] - low[column]
+        above = high[column] - middle[column]
+        axis.barh(
+            names,
+            middle[column],
+            xerr=[below, above],
+            color="tab:blue",
+            ecolor="0.4",
+        )
         axis.set(title=column.replace("_", " "), xlabel=unit)
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_xscale("log")  # they differ by orders of magnitude

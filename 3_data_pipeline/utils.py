@@ -1,5 +1,6 @@
 """What the benchmark is made of: a dataset that keeps times, the memory, the YAML files."""
 
+import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,6 +90,7 @@ def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
         merged["dataset_args"] = defaults["dataset_args"] | merged["dataset_args"]
         # What workers have loaded in advance would count as if it had taken no time.
         prefetched = merged["num_workers"] * merged["prefetch_factor"]
+        merged["machine"] = platform.node()
         merged["warmup"] = max(1, merged["warmup"], prefetched)
         configurations[name] = merged
     return configurations

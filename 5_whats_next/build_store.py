@@ -11,6 +11,7 @@ On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 import contextlib
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -61,8 +62,8 @@ def netcdf(
         shard: the same for an object, which holds several chunks; null: one object each.
     """
     fields = xr.open_mfdataset(files, chunks={})
-    # So that a build of other files does not continue this one.
-    fields.attrs = {"files": str(sorted(files))}
+    # So that a build of other files, or of corrected ones, does not continue this one.
+    fields.attrs = {"files": str(sorted(map(version, files)))}
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename(
         {old: new for old, new in names.items() if old in fields.dims}
@@ -78,6 +79,12 @@ def netcdf(
     }
     fields = select(fields, variables, str(files))
     build(url, fields, chunk, train_period, command, shard)
+
+
+def version(file: str) -> tuple[str, int, int]:
+    """A file's name, size and time."""
+    status = Path(file).stat()
+    return file, status.st_size, status.st_mtime_ns
 
 
 def pack(url: str, chunk: Window) -> None:

@@ -61,8 +61,8 @@ def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
     way (https://arxiv.org/abs/2308.15560).
     """
     grid = getattr(dataset, "grid", None)
-    # Images have no latitudes, and a projected grid has them in metres.
-    if grid is None or np.abs(grid.lat).max() > 90:
+    # Images have no latitudes.
+    if grid is None or not grid.has_degrees:
         return torch.ones((), device=index.device)
     cosine = np.cos(np.deg2rad(grid.lat))
     # In a narrow band the weights differ too little to matter, and a score is easier to compare

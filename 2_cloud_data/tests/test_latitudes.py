@@ -11,15 +11,18 @@ from torch.testing import assert_close
 
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import DummyDataset, OceanDataset, WindowDataset
+from src.data.store import named_axes
 from src.evaluation import latitude_weights, squared_error
 from src.model.lightning_module import AutoencoderModule
 
 PERIODS = {"train_period": ("1900-01", "1901-04"), "val_period": ("1901-09", "1901-12")}
 
 
-def globe(window=(4, 180, 8), stride=(2, 3, 5)) -> WindowDataset:
-    """One degree from pole to pole."""
+def globe(window=(4, 180, 8), stride=(2, 3, 5), axis="lat", **lat) -> WindowDataset:
+    """One degree from pole to pole; its axis has this name and these attributes."""
     fields = cube_fields((24, 180, 36), (24, 180, 36), seed=0)[["salinity"]].load()
+    fields["lat"].attrs = lat
+    fields = named_axes(fields.rename(lat=axis))
     return WindowDataset(fields, "train", window, stride, **PERIODS)
 
 
@@ -47,10 +50,9 @@ def test_each_sample_has_the_weights_of_its_own_latitudes():
 
 
 def test_where_latitudes_make_no_difference_nothing_is_weighted():
-    """A band at the equator, images, metres. Broken by: no 0.9, no `grid is None`, no 90."""
-    metres = globe()
-    metres.grid.lat = metres.grid.lat * 1000
-    for dataset in (OceanDataset("val"), DummyDataset("val"), metres):
+    """A band at the equator, images, km, numbers. Broken by: no 0.9, grid is None, has_degrees."""
+    others = globe(units="km"), globe(axis="y")
+    for dataset in (OceanDataset("val"), DummyDataset("val"), *others):
         assert latitude_weights(dataset, torch.tensor([0, 1])).equal(torch.ones(()))
 
 

@@ -106,7 +106,7 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
 
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
-    """Of two, over (latitude, time, longitude). Broken by: no transpose; no rename."""
+    """Of two, over (latitude, time, longitude). Broken by: no transpose; no rename; no version."""
     fields = (
         ocean_fields()
         .rename(lat="latitude", lon="longitude")
@@ -125,13 +125,13 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
         "--variables=[surface_temperature]",
     ]
     call(monkeypatch, *words, script=build_store)
-    words = [
+    statistics = [
         "statistics",
         f"--url={tmp_path}/store",
         "--train_period=[2006-04,2008-08]",
         f"--to={tmp_path}",
     ]
-    call(monkeypatch, *words, script=build_store)
+    call(monkeypatch, *statistics, script=build_store)
     CloudDataset(
         "train",
         f"{tmp_path}/store",
@@ -140,6 +140,9 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     )
     read = [CloudDataset("train", url)[7][0] for url in (f"{tmp_path}/store", OCEAN)]
     np.testing.assert_array_equal(*read)
+    os.utime(tmp_path / "a.nc", (0, 0))  # as if it had been corrected
+    with pytest.raises(UserError, match="something else is here"):
+        call(monkeypatch, *words, script=build_store)
 
 
 def test_chunk_sizes_are_those_of_the_blog(monkeypatch, tmp_path, capsys):

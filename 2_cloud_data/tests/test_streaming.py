@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from src.config import CHAPTER
 from src.data.build import add_statistics, build
+from src.data.cube import cube_fields
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import OceanDataset, ocean_fields
 from src.data.statistics import compute_statistics
@@ -111,6 +112,34 @@ def test_any_layout_is_read_as_xarray_reads_it(tmp_path, zarr_format, packed, da
         window = window[..., dataset.grid.columns(index)]
         np.testing.assert_array_equal(x, dataset.normalise(window))
     assert dataset.coordinates(0)[1][0] == 90  # from north to south, as in the store
+    assert dataset.grid.has_degrees  # without a unit, its name says so
+
+
+def test_statistics_are_of_their_store_and_all_variables(tmp_path):
+    """In a folder for several stores. Broken by: no check_source; no concat; no has_same_grid."""
+    urls = []
+    for number, width in enumerate((36, 18)):
+        urls.append(str(tmp_path / f"{number}.zarr"))
+        fields = cube_fields((24, 18, width), (24, 18, width), seed=number)
+        fields.to_zarr(urls[-1], zarr_format=3)
+    to = str(tmp_path)
+    period = ("1900-01", "1901-04")
+    settings = {"train_period": period, "val_period": ("1901-09", "1901-12")}
+    settings |= {"window": (4, 8, 8), "statistics_store": to}
+    for name in ("salinity", "current_speed"):
+        add_statistics(urls[0], period, [name], to)
+    CloudDataset("train", urls[0], ["salinity", "current_speed"], **settings)
+    with pytest.raises(UserError, match=r"statistics of .*0.zarr, and not of .*1.zarr"):
+        CloudDataset("train", urls[1], ["salinity"], **settings)
+    with pytest.raises(UserError, match=r"statistics of .*0.zarr are here"):
+        add_statistics(urls[1], period, ["salinity"], to)
+
+    fields = cube_fields((48, 18, 36), (48, 18, 36), seed=0)
+    fields.to_zarr(urls[0], zarr_format=3, mode="w")  # the store has grown
+    with pytest.raises(UserError, match="statistics of another grid"):
+        CloudDataset("train", urls[0], ["salinity"], **settings)
+    add_statistics(urls[0], period, ["salinity"], to)
+    CloudDataset("train", urls[0], ["salinity"], **settings)
 
 
 def test_levels_have_to_be_there(tmp_path):

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import s3fs
 from torch.testing import assert_close
+from torch.utils.data import DataLoader
 
+from src import loader_report
 from src.config import CHAPTER
+from src.data.build import build
+from src.data.cube import cube_fields
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
@@ -16,7 +20,7 @@ from src.data.s3_server import CREDENTIALS, connect
 from src.data.tensorstore_arrays import shared_context
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
-from src.loader_report import limiting_stage
+from src.loader_report import LoaderReport, limiting_stage, summary
 from tests import layouts
 from tests.runs import rows, saved, start, train
 from tests.stores import SETTINGS, build_small
@@ -101,7 +105,7 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
     )
     assert (memory / "summary.json").read_text() == (fast / "summary.json").read_text()
     output = capsys.readouterr().out
-    assert "loader    a window of 25 kB takes" in output
+    assert "loader    a window of 25 kB takes 1.4 chunks of 280 kB, 16 times" in output
     assert output.count("what limits is") == 4  # two runs of two epochs
     ddp = [MEMORY, FAST, "--trainer.devices=2", "--trainer.strategy=ddp"]
     process = start(tmp_path, *ddp, command=["lightning_train.py"])
@@ -112,6 +116,40 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
             assert float(b["train_loss"]) == pytest.approx(
                 float(a["train_loss"]), rel=1e-5
             )
+
+
+def test_the_cost_of_a_window_is_that_of_its_chunks(tmp_path):
+    """Counted one by one. Broken by: (w - 1) / c + 1 chunks, also of an axis with a single one."""
+    fields = cube_fields((24, 20, 36), (4, 8, 12), seed=0)
+    build(str(tmp_path), fields, (24, 8, 12), ("1900-01", "1901-04"))
+    settings = SETTINGS | {"url": str(tmp_path), "window": (4, 5, 30)}
+    dataset = FastDataset("train", **settings, variables=["salinity"])
+    count = 0
+    for index in range(len(dataset)):
+        _, rows, columns = dataset.grid.slices(index)
+        count += len({row // 8 for row in range(rows.start, rows.stop)}) * len(
+            {column % 36 // 12 for column in range(columns.start, columns.stop)}
+        )
+    text = summary(DataLoader(dataset), 4, validates_inside=False)
+    assert f"takes {count / len(dataset):.1f} chunks of 9 kB" in text
+
+
+def test_waiting_leaves_validation_out(monkeypatch):
+    """Also inside an epoch. Broken by: no on_validation_end."""
+    clock = iter([0, 1, 2, 50, 51, 53])  # in the order of the calls below
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    said = []
+    monkeypatch.setattr(loader_report, "say", said.append)
+    report = LoaderReport()
+    report.dataset = None
+    report.on_train_epoch_start()
+    report.on_train_batch_start()
+    report.on_train_batch_end()
+    report.on_validation_end()
+    report.on_train_batch_start()
+    report.on_train_batch_end()
+    report.on_train_epoch_end()
+    assert said[0].startswith("first batch after 1.0 s, then waited 1.0 of 4.0 s")
 
 
 def test_the_limiting_stage_is_named():

@@ -5,11 +5,14 @@ import time
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
+
+from src.data.store import AXES
 
 # Waiting less than this share of the time is noise, and a faster loader would gain nothing.
 NEGLIGIBLE = 0.05
@@ -22,13 +25,18 @@ class LoaderReport(Callback):
     the steps run behind Python, so some of the waiting costs nothing; chapter 4 measures there.
     """
 
+    def __init__(self) -> None:
+        self.start = 0.0
+        self.asked = 0.0
+
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Describe the reader, if it is one of ours."""
         loader = trainer.train_dataloader
         self.dataset = getattr(loader, "dataset", None)
         batch_size = getattr(trainer.datamodule, "batch_size", None)
         if batch_size and hasattr(self.dataset, "chunk"):
-            say(summary(loader, batch_size // trainer.world_size))
+            inside = trainer.val_check_batch < trainer.num_training_batches
+            say(summary(loader, batch_size // trainer.world_size, inside))
         # Lightning does not call it where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer, module)
 
@@ -52,6 +60,12 @@ class LoaderReport(Callback):
     def on_train_batch_end(self, *_: object) -> None:
         """The next batch is asked for after this."""
         self.asked = time.perf_counter()
+
+    def on_validation_end(self, *_: object) -> None:
+        """Leave out the time since the last batch; training waits for the next one after this."""
+        now = time.perf_counter()
+        self.start += now - self.asked
+        self.asked = now
 
     def on_train_epoch_end(self, *_: object) -> None:
         """Say what this epoch has waited for."""
@@ -79,39 +93,60 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
     return "the store" if store > decoding else "this process, which decodes and copies"
 
 
-def summary(loader: Any, batch_size: int) -> str:
+def summary(loader: Any, batch_size: int, validates_inside: bool) -> str:
     """What a window of a FastDataset costs on average, and the memory that its batches may take."""
     dataset = loader.dataset
-    # A window of w values that starts anywhere touches (w - 1) / c + 1 chunks of c values.
-    requests = float(len(dataset.encodings))
-    for window, chunk in zip(dataset.grid.window, dataset.chunk[1:], strict=True):
-        requests *= (window - 1) / chunk + 1
-    window_bytes = 4 * len(dataset.variables) * math.prod(dataset.grid.window)
-    chunk_bytes = 4 * math.prod(dataset.chunk)
-    factor = requests * chunk_bytes / window_bytes
+    grid = dataset.grid
+    chunks = len(dataset.encodings)
+    for axis, starts, size, chunk in zip(
+        AXES, grid.starts, grid.window, dataset.chunk[1:], strict=True
+    ):
+        first = np.array(starts) // chunk
+        last = (np.array(starts) + size - 1) // chunk
+        # Beyond the edge of the globe follow the first ones again.
+        there_are = math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
+        chunks *= np.minimum(last - first + 1, there_are).mean()
+    window_bytes, chunk_bytes = sizes_in_bytes(dataset)
+    factor = chunks * chunk_bytes / window_bytes
     text = (
-        f"a window of {window_bytes / 1e3:.0f} kB takes {requests:.1f} requests"
+        f"a window of {window_bytes / 1e3:.0f} kB takes {chunks:.1f} chunks"
         f" of {chunk_bytes / 1e3:.0f} kB, {factor:.0f} times its bytes"
     )
     if factor > 10:
         text += " (too many: chunks nearer to the window's size would be faster)"
-    memory = memory_needed(loader, batch_size * window_bytes, chunk_bytes)
+    memory = memory_needed(loader, batch_size, validates_inside)
     return f"{text}; batches take up to {memory / 1e6:.0f} MB"
 
 
-def memory_needed(loader: Any, batch_bytes: int, chunk_bytes: int) -> float:
+def sizes_in_bytes(dataset: Any) -> tuple[int, int]:
+    """Of a window and of a chunk, as numbers are stored."""
+    window = math.prod((len(dataset.variables), *dataset.grid.window))
+    return window * dataset.dtype.itemsize, math.prod(
+        dataset.chunk
+    ) * dataset.dtype.itemsize
+
+
+def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float:
     """Bytes that batches, chunks on their way, and caches take at most, in all processes of a rank.
 
     Without workers: batches_ahead are loading or loaded, one is complete, one is stacked by the
-    loader, one is in the model. Validation takes batches of twice the size, one at a time.
+    loader, one is in the model. Validation takes batches of twice the size, one at a time; inside
+    an epoch, the training's own ones stay meanwhile.
     With workers: each has prefetch_factor batches, one more that it reads, one that it stacks.
     """
     dataset = loader.dataset
+    window_bytes, chunk_bytes = sizes_in_bytes(dataset)
     num_readers = max(1, loader.num_workers)
+    for_training = dataset.batches_ahead + 3
+    for_validation = 3 * 2
     if loader.num_workers:
         batches = loader.num_workers * (loader.prefetch_factor + 2) + 1
+    elif validates_inside:
+        batches = for_training + for_validation
     else:
-        batches = max(dataset.batches_ahead + 3, 1 + 3 * 2)
+        batches = max(for_training, 1 + for_validation)
+    # In the end, all numbers are float32.
+    batch_bytes = batch_size * window_bytes * max(1, 4 / dataset.dtype.itemsize)
     in_each_reader = dataset.concurrency * chunk_bytes + 1e6 * dataset.cache_mb
     return batches * batch_bytes + num_readers * in_each_reader
 

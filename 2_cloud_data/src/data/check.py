@@ -52,7 +52,8 @@ def forget_damaged_regions(url: str, bad: list[str]) -> None:
             # All regions, for an axis or a lost description.
             is_field = array.ndim == 3 and place
             region = int(place.split("/")[0]) if is_field else 0
-            left = max(left, math.ceil(array.shape[0] / array.chunks[0]) - region)
+            num_regions = math.ceil(array.shape[0] / array.chunks[0])
+            left = max(left, num_regions - region)
     group.attrs["regions_left"] = left
 
 

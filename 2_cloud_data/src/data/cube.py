@@ -58,13 +58,15 @@ def block(name: str, shape: Shape, seed: int, place: tuple[slice, ...]) -> np.nd
         # Without time: land stays where it is.
         elevation = elevation + lat[y, None] * lon[x]
     # Noise as a hash of the place: no generator has to be seeded.
-    index = [torch.arange(s.start, s.stop) for s in place]
-    key = hash32(hash32(index[0] + number)[:, None] + index[1])[..., None]
-    bits = hash32(key + index[2] + seed).numpy()
+    months, rows, columns = (torch.arange(part.start, part.stop) for part in place)
+    key = hash32(months + number)
+    key = hash32(key[:, None] + rows)
+    bits = hash32(key[..., None] + columns + seed).numpy()
     noise = bits.astype(np.float32) * np.float32(2.0**-32)
     signal = total + np.float32(0.2) * noise
     values = np.float32(mean) + np.float32(amplitude) * signal
-    return np.where(elevation > 0.8, np.float32(np.nan), values)
+    is_land = elevation > 0.8
+    return np.where(is_land, np.float32(np.nan), values)
 
 
 def cube_fields(shape: Shape, chunk: Shape, seed: int) -> xr.Dataset:

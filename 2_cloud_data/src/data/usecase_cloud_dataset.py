@@ -18,6 +18,7 @@ from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import (
     check_climatology,
+    check_source,
     of_variables,
     open_statistics,
     statistics_url,
@@ -86,7 +87,9 @@ class CloudDataset(FieldDataset):
         self.lazy_fields = fields
         self.statistics = statistics
         self.variables = [str(name) for name in fields]
-        self.units = [fields[name].attrs.get("units", "1") for name in self.variables]
+        self.units = []
+        for name in self.variables:
+            self.units.append(fields[name].attrs.get("units", "1"))
         self.mean = statistics["mean"].values
         self.std = statistics["std"].values
 
@@ -103,8 +106,11 @@ class CloudDataset(FieldDataset):
         # Leave out windows that touch a time step without any value.
         has_values = statistics["has_values"].all("variable").values
         steps, rows, columns = self.grid.starts
-        steps = [step for step in steps if has_values[step : step + window[0]].all()]
-        self.grid.starts = (steps, rows, columns)
+        whole = []
+        for step in steps:
+            if has_values[step : step + window[0]].all():
+                whole.append(step)
+        self.grid.starts = (whole, rows, columns)
         if not len(self):
             raise UserError(f"data.dataset: no window {window} with values in {url}")
 
@@ -123,6 +129,7 @@ class CloudDataset(FieldDataset):
         statistics = of_variables(
             opening.result(), list(map(str, fields)), self.statistics_url
         )
+        check_source(statistics, fields, self.url, self.statistics_url)
         if split == "val":  # for which the climatology is a baseline
             check_climatology(statistics_store, statistics)
         return fields, statistics
@@ -155,7 +162,8 @@ class CloudDataset(FieldDataset):
             raise explained(error, store, parts) from None
         samples = []
         for index, window in zip(indices, windows, strict=True):
-            values = np.stack([np.concatenate(parts, axis=-1) for parts in window])
+            fields = [np.concatenate(parts, axis=-1) for parts in window]
+            values = np.stack(fields)
             values = values.astype(np.float32)  # packed integers may be float64 by now
             samples.append((torch.from_numpy(self.normalise(values)), index))
         return samples
@@ -170,7 +178,9 @@ class CloudDataset(FieldDataset):
         window = []
         for name in self.variables:
             variable = self.lazy_fields.variables[name]
-            lazy = [variable.isel(time=time, lat=rows, lon=part) for part in parts]
+            lazy = []
+            for part in parts:
+                lazy.append(variable.isel(time=time, lat=rows, lon=part))
             if self.dask == "none":
                 # Read first, in the order of the store: a lazy array is slow once transposed.
                 lazy = [part.load() for part in lazy]
@@ -195,5 +205,7 @@ class CloudDataset(FieldDataset):
         """(V, T, H, W), normalised: the training period's mean for this place and time of year."""
         time, rows, _ = self.grid.slices(index)
         monthly = self.statistics["climatology"]
-        values = monthly[:, self.grid.month[time], rows, self.grid.columns(index)]
+        months = self.grid.month[time]
+        columns = self.grid.columns(index)
+        values = monthly[:, months, rows, columns]
         return torch.from_numpy(self.normalise(values.values))

@@ -38,7 +38,8 @@ class ChunkStream(FastDataset):
         # With less, chunks would be read again and again, and nobody would notice. Windows of
         # several months reach into the blocks behind their own. The next block is on its way before
         # the others are done (+ 1), and TensorStore's cache needs some room of its own (1.2).
-        reach = 1 + math.ceil((self.grid.window[0] - 1) / self.chunk[1])
+        months = self.grid.window[0]
+        reach = 1 + math.ceil((months - 1) / self.chunk[1])
         points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
         block_mb = 4 * len(self.variables) * self.chunk[1] * points / 1e6
         # A rank reads the blocks of its own streams alone.

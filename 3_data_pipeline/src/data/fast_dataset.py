@@ -4,7 +4,6 @@
 # return a future at once; result() waits. So all chunks of several batches are on their way while
 # the model computes, and a chunk that two of their windows touch is asked for once.
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 import torch
+from dask.system import CPU_COUNT
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
@@ -131,16 +131,16 @@ class FastDataset(CloudDataset):
         for future in futures:
             self.result(future)
         # What TensorStore's threads compute meanwhile is decoding, and no wait for the store: their
-        # CPU seconds, shared out among the cores.
+        # CPU seconds, shared out among the cores that this process may use.
         waited = time.perf_counter() - start
         cpu_seconds = time.process_time() - cpu_start
-        decoding = min(waited, cpu_seconds / (os.cpu_count() or 1))
+        decoding = min(waited, cpu_seconds / CPU_COUNT)
         self.seconds += torch.tensor([waited - decoding, decoding])
 
         values = unpack(values, self.encodings)
         # In place: these are large.
-        np.subtract(values, self.mean[:, None, None, None], out=values)
-        np.divide(values, self.std[:, None, None, None], out=values)
+        values -= self.mean[:, None, None, None]
+        values /= self.std[:, None, None, None]
         samples = zip(torch.from_numpy(values), indices, strict=True)
         return list(samples)
 

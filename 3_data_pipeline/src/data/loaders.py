@@ -22,9 +22,9 @@ def start_forkserver() -> None:
     A terminal and a cluster signal all processes. Until worker_init_fn runs, a worker would die of
     it, and the training without a checkpoint. Workers inherit from this process to ignore it.
     """
-    handlers = {
-        n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers[number] = signal.signal(number, signal.SIG_IGN)
     forkserver.ensure_running()
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -95,7 +95,8 @@ def on_grid(array: ts.TensorStore, encoding: dict[str, Any]) -> ts.TensorStore:
     if encoding["level"] is not None:
         array = array[ts.d[axes.index("level")][encoding["level"]]]
         axes.remove("level")
-    return array[ts.d[[axes.index(axis) for axis in AXES]].transpose[:]]
+    order = [axes.index(axis) for axis in AXES]
+    return array[ts.d[order].transpose[:]]
 
 
 def is_plain(encoding: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@
 # that was killed goes on with them. Statistics, which a training asks for, are written last.
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import dask
@@ -19,7 +20,7 @@ from src.data.s3_server import FOLDER
 from src.data.statistics import (
     check_climatology,
     compute_statistics,
-    of_variables,
+    has_same_grid,
     open_statistics,
     statistics_url,
 )
@@ -81,13 +82,15 @@ def build(
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
 
     if left:
-        size = 4 * math.prod(fields.sizes.values()) * len(fields) / 1e9
+        num_values = len(fields) * math.prod(fields.sizes.values())
+        gigabytes = 4 * num_values / 1e9
         objects = sum(field.data.npartitions for field in fields.values())
-        print(f"{url}: {size:.3f} GB before compression, {objects:,} objects")
+        print(f"{url}: {gigabytes:.3f} GB before compression, {objects:,} objects")
     # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
     first = len(starts) - left
-    for number in tqdm(range(first, len(starts)), url, unit="region", disable=None):
+    numbers = range(first, len(starts))
+    for number in tqdm(numbers, url, unit="region", disable=None):
         region = slice(starts[number], starts[number] + sizes["time"])
         # Land, too: a chunk that is not there has to mean one that was lost.
         values.isel(time=region).to_zarr(
@@ -175,23 +178,36 @@ def add_statistics(
     fields = select(fields, variables, url, levels)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
-    try:
+    source = url.rpartition("::")[2]  # without filecache::
+    known: list[str] = []
+    with suppress(UserError):  # they are not there, or not finished
         there = open_statistics(open_store(place))
-        there = of_variables(there, list(map(str, fields)), place)
         check_climatology(open_store(place), there)
-    except UserError:  # they are not there, or not finished
-        statistics = compute_statistics(fields, train_period)
-        # A group for all periods, through which check finds them.
-        zarr.open_group(
-            open_store(f"{to or url}/statistics", read_only=False), mode="a"
-        )
-        statistics.to_zarr(
-            open_store(place, read_only=False),
-            mode="w",
-            zarr_format=3,
-            write_empty_chunks=True,
-            encoding=with_checksums(statistics),
-        )
+        known = there.attrs["variables"]
+    if known and there.attrs.get("url", source) != source:
+        raise UserError(f"{place}: the statistics of {there.attrs['url']} are here")
+    if known and not has_same_grid(there, fields):
+        known = []  # the store has grown since
+    missing = [name for name in fields if name not in known]
+    if not missing:
+        return
+
+    statistics = compute_statistics(fields[missing], train_period)
+    if known:
+        # Loaded, because they are written to the place where they come from.
+        statistics = xr.concat([there.load(), statistics], "variable")
+    statistics.attrs = {"variables": known + missing}
+    if to:
+        statistics.attrs["url"] = source
+    # A group for all periods, through which check finds them.
+    zarr.open_group(open_store(f"{to or url}/statistics", read_only=False), mode="a")
+    statistics.to_zarr(
+        open_store(place, read_only=False),
+        mode="w",
+        zarr_format=3,
+        write_empty_chunks=True,
+        encoding=with_checksums(statistics),
+    )
 
 
 def build_ocean(train_period: Period) -> None:

@@ -53,7 +53,8 @@ def forget_damaged_regions(url: str, bad: list[str]) -> None:
             is_field = array.ndim == 3 and place
             region = int(place.split("/")[0]) if is_field else 0
             size = (array.shards or array.chunks)[0]
-            left = max(left, math.ceil(array.shape[0] / size) - region)
+            num_regions = math.ceil(array.shape[0] / size)
+            left = max(left, num_regions - region)
     group.attrs["regions_left"] = left
 
 

@@ -100,12 +100,11 @@ def free_ports() -> dict[str, int]:
     """A port that nobody listens on, for each of PORTS."""
     with ExitStack() as stack:
         # All ports are open at the same time, so none comes twice.
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS
-        ]
-        return {
-            name: s.getsockname()[1] for name, s in zip(PORTS, sockets, strict=True)
-        }
+        ports = {}
+        for name in PORTS:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            ports[name] = listening.getsockname()[1]
+        return ports
 
 
 def start_weed(ports: dict[str, int], keys: dict[str, str]) -> subprocess.Popen:

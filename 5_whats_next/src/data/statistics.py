@@ -28,7 +28,8 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
         train = values.isel(time=steps)
         # As in memory: see statistics() in pytorch_dataset.py.
         wide = train.astype("float64")
-        monthly = train.groupby("time.month").mean().reindex(month=range(1, 13))
+        monthly = train.groupby("time.month").mean()
+        monthly = monthly.reindex(month=range(1, 13))
         lazy = {
             "mean": wide.mean(AXES).astype("float32"),
             "std": wide.std(AXES).astype("float32"),
@@ -45,7 +46,7 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
         raise UserError(
             f"standard deviation {std} of {list(fields)}: there is nothing to learn"
         )
-    return result.assign_attrs(variables=list(fields))
+    return result
 
 
 def open_statistics(store: CheckedStore) -> xr.Dataset:
@@ -62,6 +63,23 @@ def open_statistics(store: CheckedStore) -> xr.Dataset:
     statistics = statistics.reset_coords(drop=True)
     load_together(store, statistics, ["mean", "std", "has_values"])
     return statistics
+
+
+def check_source(
+    statistics: xr.Dataset, fields: xr.Dataset, url: str, place: str
+) -> None:
+    """Raise UserError if the statistics at ``place`` are not of these fields of ``url``."""
+    source = statistics.attrs.get("url")  # statistics outside of their store have it
+    if source and not url.endswith(source):  # before it may stand filecache::
+        raise UserError(f"{place}: statistics of {source}, and not of {url}")
+    if not has_same_grid(statistics, fields):
+        text = "statistics of another grid; build_store.py statistics makes new ones"
+        raise UserError(f"{place}: {text}")
+
+
+def has_same_grid(statistics: xr.Dataset, fields: xr.Dataset) -> bool:
+    """Whether the axes are as long; a store may have grown since."""
+    return all(statistics.sizes[axis] == fields.sizes[axis] for axis in AXES)
 
 
 def check_climatology(store: CheckedStore, statistics: xr.Dataset) -> None:

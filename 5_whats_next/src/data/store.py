@@ -141,7 +141,8 @@ def bad_chunks(
         store.sharded[name] = array.shape, array.chunks, array.shards
     region = region or [slice(0, size) for size in array.shape]
     starts = []  # of the chunks along each axis
-    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
+    axes = zip(region, array.shape, array.chunks, strict=True)
+    for part, size, chunk in axes:
         first = part.start // chunk
         stop = math.ceil(part.stop / chunk)
         # A window may go on beyond the last column, with the first ones.
@@ -225,7 +226,11 @@ def named_axes(fields: xr.Dataset) -> xr.Dataset:
     for axis, others in AXIS_NAMES.items():
         found = [name for name in fields.dims if str(name).lower() in others]
         names |= dict.fromkeys(found[:1], axis)
-    return fields.rename(names)
+    fields = fields.rename(names)
+    for old, axis in names.items():
+        # What an axis without a unit was called is all that is known of it.
+        fields[axis].attrs.setdefault("long_name", old)
+    return fields
 
 
 def select(
@@ -245,7 +250,10 @@ def select(
     Raises:
         UserError: a variable or a level is missing, or an axis.
     """
-    on_grid = [str(name) for name in fields if set(AXES) <= set(fields[name].dims)]
+    on_grid = []
+    for name, field in fields.items():
+        if set(AXES) <= set(field.dims):
+            on_grid.append(str(name))
     names = names or sorted(on_grid) or list(map(str, fields))
     if missing := [name for name in names if name not in fields]:
         raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")

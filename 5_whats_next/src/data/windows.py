@@ -84,6 +84,10 @@ class WindowGrid:
         self.window = window
         self.time = fields["time"].values
         self.lat = fields["lat"].values
+        # Some axes y are in metres, or have numbers without a unit.
+        lat = fields["lat"].attrs
+        unit = lat.get("units") or lat.get("long_name", "lat")
+        self.has_degrees = unit.lower().startswith(("degree", "lat"))
         self.lon = fields["lon"].values
         self.month = fields["time"].dt.month.values - 1  # 0 to 11
         self.width = len(self.lon)
