@@ -31,9 +31,7 @@ def main() -> int:
     folder.mkdir(parents=True)
     # Offline: the carbon intensity of a country comes from a table, not from a web service.
     tracker = OfflineEmissionsTracker(
-        country_iso_code=settings.country,
-        output_dir=str(folder),
-        log_level="error",
+        country_iso_code=settings.country, output_dir=str(folder), log_level="error"
     )
     # Ctrl-C reaches the command as well, which saves and ends; then this script reports. Not
     # SIG_IGN, which the command would inherit.

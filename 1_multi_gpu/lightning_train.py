@@ -15,7 +15,7 @@ from typing import Any, Literal
 import lightning as L
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from src.atomic_checkpoint_io import AtomicCheckpointIO
@@ -64,12 +64,32 @@ def main() -> int:
     else:
         folder = Path()  # the other ranks write nothing
 
+    callbacks = [
+        Report(settings.wandb, settings.picture_every_n_epochs, resolved),
+        StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
+        ModelCheckpoint(
+            filename="best", monitor="val_loss", enable_version_counter=False
+        ),
+        # One of its own: save_last=True would skip epochs without a new best.
+        ModelCheckpoint(filename="last", enable_version_counter=False),
+    ]
+    trainer, module, data = build_training(config, folder, callbacks)
+    checkpoint = folder / "checkpoints" / "last.ckpt" if config.resume else None
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    return 0
+
+
+def build_training(
+    config: Namespace, folder: Path, callbacks: list[Callback]
+) -> tuple[L.Trainer, AutoencoderModule, FieldDataModule]:
+    """Trainer, module and data of these settings; the Trainer writes to this folder."""
     seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     data = build(FieldDataModule, config.get("data"), shared)
     module = build(AutoencoderModule, config.get("model"), shared)
 
+    settings = config.trainer
     trainer = L.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
@@ -84,19 +104,9 @@ def main() -> int:
         logger=False,  # Report does it
         enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
         plugins=[AtomicCheckpointIO()],
-        callbacks=[
-            Report(settings.wandb, settings.picture_every_n_epochs, resolved),
-            StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
-            ModelCheckpoint(
-                filename="best", monitor="val_loss", enable_version_counter=False
-            ),
-            # One of its own: save_last=True would skip epochs without a new best.
-            ModelCheckpoint(filename="last", enable_version_counter=False),
-        ],
+        callbacks=callbacks,
     )
-    checkpoint = folder / "checkpoints" / "last.ckpt" if config.resume else None
-    trainer.fit(module, data, ckpt_path=checkpoint)
-    return 0
+    return trainer, module, data
 
 
 def build(kind: type, settings: Namespace | None, shared: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from jsonargparse.typing import PositiveInt
 
 from src.config import HelpFormatter
 from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
-from src.data.check import damage, forget_damaged_regions, mend_statistics
+from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_store, select
@@ -129,7 +129,7 @@ def mend(url: str, bad: list[str]) -> None:
     command: Any = attributes.get("command")
     if not command:
         raise UserError(f"{url}: run the command that has built it, after deleting it")
-    forget_damaged_regions(url, bad)
+    note_damaged_regions(url, bad)
     arguments = {key: value for key, value in command.items() if key != "command"}
     COMMANDS[command["command"]](url=url, **arguments)
     mend_statistics(url, bad)

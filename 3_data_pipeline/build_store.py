@@ -32,7 +32,7 @@ from src.data.build import (
     build,
     with_checksums,
 )
-from src.data.check import damage, forget_damaged_regions, mend_statistics
+from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_fields, open_store, select
@@ -119,7 +119,8 @@ def cube(
     last = str(fields["time"].values[months * 4 // 5 - 1])
     command = {"command": "cube", "months": months, "height": height, "width": width}
     command |= {"chunk": chunk, "shard": shard, "seed": seed}
-    build(url, fields, chunk, (first[:7], last[:7]), command, shard)
+    train_period = (first[:7], last[:7])
+    build(url, fields, chunk, train_period, command, shard)
 
 
 def pack(url: str, chunk: Window) -> None:
@@ -133,7 +134,8 @@ def pack(url: str, chunk: Window) -> None:
     packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
     packed = packed.astype("float32")
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
-    copy = packed.chunk(dict(zip(packed.dims, chunks, strict=True))).to_dataset()
+    chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
+    copy = packed.chunk(chunk_of_axis).to_dataset()
     copy = copy.drop_encoding().assign_attrs(variables=list(fields), chunk=chunk)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
@@ -178,7 +180,7 @@ def mend(url: str, bad: list[str]) -> None:
     command: Any = attributes.get("command")
     if not command:
         raise UserError(f"{url}: run the command that has built it, after deleting it")
-    forget_damaged_regions(url, bad)
+    note_damaged_regions(url, bad)
     arguments = {key: value for key, value in command.items() if key != "command"}
     COMMANDS[command["command"]](url=url, **arguments)
     mend_statistics(url, bad)

@@ -2,17 +2,21 @@
 
 uv run python ceiling.py                    the ladder's windows, 30 ms away from the store
 uv run python ceiling.py --delay 0 --packed true --step_time 0.02
+uv run python ceiling.py --file mine.yaml --delay 0           a copy of ladder.yaml with your url
 """
 
+import functools
 import itertools
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import tensorstore as ts
+import zarr
 from dask.system import CPU_COUNT  # those that this process may use
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat
@@ -21,11 +25,11 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from utils import read_defaults
 
-from src.config import CHAPTER, HelpFormatter
+from src.config import HelpFormatter
 from src.data.fast_dataset import FastDataset
 from src.data.loaders import epoch_order
 from src.data.look_ahead import LookAhead
-from src.data.store import AXES
+from src.data.store import open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.errors import one_line_errors
 
@@ -41,24 +45,33 @@ NUM_BATCHES = 100  # in each of three rounds
 
 def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
     """The names of the distinct objects that a batch needs."""
-    sizes = [dataset.lazy_fields.sizes[axis] for axis in AXES]
-    places: set[tuple[int, ...]] = set()
-    for index in indices:
-        # Modulo, because a window may go on beyond the edge of the grid.
-        touched = [
-            {i % size // c for i in range(place.start, place.stop)}
-            for place, size, c in zip(
-                dataset.grid.slices(index), sizes, dataset.chunk[1:], strict=True
-            )
-        ]
-        places |= set(itertools.product(*touched))
     names = set()
-    for encoding in dataset.encodings:
-        first = (
-            f"{encoding['array']}/c/0" if dataset.packed else f"{encoding['array']}/c"
-        )
-        names |= {f"{first}/{t}/{y}/{x}" for t, y, x in places}
+    for index in indices:
+        parts = dataset.stored_parts(index)
+        if dataset.packed:
+            variables = slice(0, sum(dataset.layers.values()))
+            parts = [("packed/fields", [variables, *dataset.grid.slices(index)])]
+        for name, region in parts:
+            names |= keys(stored_array(dataset.url, dataset.anonymous, name), region)
     return names
+
+
+@functools.cache
+def stored_array(url: str, anonymous: bool, name: str) -> zarr.Array:
+    """An array as zarr opens it: it knows how its objects are called."""
+    return zarr.open_array(open_store(url, anonymous=anonymous), path=name, mode="r")
+
+
+def keys(array: zarr.Array, region: list[slice]) -> set[str]:
+    """The names of the objects with this part of an array."""
+    numbers = []
+    axes = zip(region, array.shape, array.chunks, strict=True)
+    for part, size, chunk in axes:
+        indices = range(part.start, part.stop)
+        # Modulo, because a window may go on beyond the edge of the grid.
+        numbers.append({i % size // chunk for i in indices})
+    places = itertools.product(*numbers)
+    return {f"{array.path}/{array.metadata.encode_chunk_key(p)}" for p in places}
 
 
 def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> None:
@@ -66,7 +79,8 @@ def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> No
     in_flight: dict[str, ts.Future] = {}
     queue: deque[list[ts.Future]] = deque()
     # In the last rounds nothing is asked for: they collect the batches under way.
-    for names in [*needed, *[set[str]()] * batches_ahead]:
+    no_objects: set[str] = set()
+    for names in needed + [no_objects] * batches_ahead:
         # As in the loader, an object that is on its way is not asked for again.
         new = [
             name for name in names if name not in in_flight or in_flight[name].done()
@@ -87,6 +101,7 @@ def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
 
 
 def main(
+    file: str = "benchmark_configs/ladder.yaml",
     delay: NonNegativeFloat = 0.03,
     step_time: PositiveFloat = 0.1,
     packed: bool = False,
@@ -94,12 +109,13 @@ def main(
     """Measure in turns, print samples per second, and name the bottleneck.
 
     Args:
+        file: the windows are those of its defaults; for a store of yours, a copy with your url.
         delay: seconds before each request.
         step_time: seconds of your model's training step, for a batch of 32 windows.
         packed: read the copy with all variables in each chunk.
     """
-    # The windows of the ladder, with all of the reader's defaults.
-    defaults = read_defaults(CHAPTER / "benchmark_configs" / "ladder.yaml")
+    # With all of the reader's defaults.
+    defaults = read_defaults(Path(file))
     dataset = FastDataset("train", **defaults["dataset_args"], packed=packed)
     order = epoch_order(len(dataset), seed=0, epoch=0)[: BATCH_SIZE * NUM_BATCHES]
     batches = np.array(order).reshape(-1, BATCH_SIZE).tolist()

@@ -35,7 +35,8 @@ def bars(turns: pd.DataFrame) -> Figure:
     high = groups.max().loc[names]
     figure = Figure(figsize=(14, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(columns), sharey=True)
-    for axis, (column, unit) in zip(axes, columns.items(), strict=True):
+    for axis, column in zip(axes, columns, strict=True):
+        unit = columns[column]
         below = middle[column] - low[column]
         above = high[column] - middle[column]
         axis.barh(
@@ -63,7 +64,8 @@ def timeline(turns: pd.DataFrame, names: list[str]) -> Figure:
             matching["steps"].iloc[0][first : first + 8], columns=columns
         )
         steps -= steps["asked"].iloc[0]
-        for height, (stage, (start, end, colour)) in enumerate(STAGES.items()):
+        for height, stage in enumerate(STAGES):
+            start, end, colour = STAGES[stage]
             # Batches may be loaded at the same time, so loading gets a row for each batch.
             rows = (
                 steps.index if stage == "load" else [len(steps) + height] * len(steps)

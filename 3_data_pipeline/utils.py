@@ -81,9 +81,10 @@ def read_defaults(file: Path) -> dict[str, Any]:
 
 def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
     """Each configuration of a YAML file: the defaults, and its own keys instead of them."""
-    defaults = read_defaults(file)
+    content = yaml.safe_load(file.read_text())
+    defaults = content["defaults"]
     configurations = {}
-    for name, changes in yaml.safe_load(file.read_text())["configurations"].items():
+    for name, changes in content["configurations"].items():
         if unknown := (changes or {}).keys() - defaults.keys():
             raise UserError(f"{file}: {name}: unknown keys {sorted(unknown)}")
         merged = defaults | (changes or {})

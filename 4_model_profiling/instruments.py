@@ -1,62 +1,147 @@
-"""What the instruments share: options, and a training with all its callbacks, as it really runs."""
+"""What the instruments share: their options, and a training with its callbacks, as it really runs.
+
+Your own module and data module: change the two imports in lightning_train.py, as in chapter 1, or
+name them on the command line.
+"""
 
 import argparse
-import os
 import pkgutil
 import platform
 import sys
 from contextlib import redirect_stdout
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.profilers import Profiler
-from lightning_trainer import AutoencoderCLI
+from lightning_train import (
+    AutoencoderModule,
+    FieldDataModule,
+    LightningSettings,
+    build_training,
+)
 
-from src.config import CHAPTER, choose_device
+from src.config import CHAPTER, DEFAULT_FILE, choose_device, parse_config
 from src.errors import UserError
-from src.model.lightning_module import AutoencoderModule
-from src.tracking import new_run_folder
+from src.loader_report import LoaderReport
+from src.report_callback import Report
+from src.stop_and_save import StopAndSave
 
-# Yours: replace these three, or name them on the command line.
-MODEL = "src.model.lightning_module.AutoencoderModule"
-DATA = "src.data.lightning_datamodule.FieldDataModule"
-CONFIG = f"{CHAPTER}/config/cli_config.yaml"
-PRECISIONS = ("32", "16-mixed", "bf16-mixed", "16")  # to Lightning, 16 is 16-mixed
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """The options that choose what is trained, and on what."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add(
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that all instruments have. What they do not know is a setting of the training."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All settings of lightning_train.py work here, too: --data.batch_size 64.",
+    )
+    parser.add_argument(
         "-c",
         "--config",
-        default=CONFIG,
-        help="YAML file; --model.depth 4 changes a key of it",
+        default=str(DEFAULT_FILE),
+        help="YAML file; default config.yaml",
     )
-    add("--model-class", default=MODEL, help="import path of a LightningModule")
-    add("--data-class", default=DATA, help="import path of a LightningDataModule")
-    add(
+    parser.add_argument("--model-class", help="import path of your LightningModule")
+    parser.add_argument("--data-class", help="import path of your LightningDataModule")
+    parser.add_argument(
         "--precision",
-        default="32",
+        default="32-true",
         choices=PRECISIONS,
-        help="numbers that a step computes in",
-    )
-    add(
-        "--device",
-        default="auto",
-        help="cuda, mps or cpu; auto takes the first that is available",
+        help="numbers that a step computes in; default 32-true",
     )
     return parser
 
 
-def import_class(path: str, kind: type) -> Any:
+class Training:
+    """A training to be watched, with the callbacks of lightning_train.py but for its checkpoints.
+
+    Args:
+        chosen: the options of make_parser.
+        settings: words of the command line that are settings of the training.
+        callbacks: more of them.
+        trainer: further arguments of Lightning's Trainer.
+
+    Raises:
+        UserError: a class cannot be imported, or a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        chosen: argparse.Namespace,
+        settings: list[str],
+        callbacks: list[Callback] | None = None,
+        **trainer: Any,
+    ) -> None:
+        model: type = AutoencoderModule
+        data: type = FieldDataModule
+        if chosen.model_class:
+            model = import_class(chosen.model_class, L.LightningModule)
+        if chosen.data_class:
+            data = import_class(chosen.data_class, L.LightningDataModule)
+        words = ["-c", chosen.config, *settings]
+        config, self.settings = parse_config("", words, model, data, LightningSettings)
+        device = choose_device(config.trainer.accelerator)
+        if chosen.precision == "16-mixed" and device.type == "cpu":
+            # Lightning would take bfloat16.
+            raise UserError("--precision 16-mixed: needs a GPU; bf16-mixed does not")
+        self.precision = chosen.precision
+        self.folder = TemporaryDirectory()  # deleted with this object
+        self.trainer, self.module, self.data = build_training(
+            config,
+            Path(self.folder.name),
+            [
+                Report(wandb="disabled", picture_every_n_epochs=0),
+                StopAndSave(),
+                LoaderReport(),
+                *(callbacks or []),
+            ],
+            model,
+            data,
+            precision=chosen.precision,
+            enable_checkpointing=False,
+            **trainer,
+        )
+
+    def fit(self, profiler: Profiler) -> None:
+        """Train, watched by a profiler. Raises UserError if there was no batch."""
+        self.trainer.profiler = profiler
+        # What the training says is no result.
+        with redirect_stdout(sys.stderr):
+            self.trainer.fit(self.module, self.data)
+        if not self.trainer.global_step:
+            raise UserError(
+                "the training loader has no batch: fewer samples than batch_size?"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.trainer.strategy.root_device
+
+    @property
+    def batch_size(self) -> Any:
+        """Samples in a step, on all devices; None if the data module does not say it."""
+        return getattr(self.data, "batch_size", None)
+
+    def describe(self) -> str:
+        """What the figures were measured on."""
+        name = platform.machine()
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+        return (
+            f"{name}, {torch.get_num_threads()} threads; PyTorch {torch.__version__};"
+            f" precision {self.precision}; batch size {self.batch_size or 'unknown'}"
+        )
+
+
+def import_class(path: str, kind: type) -> type:
     """A subclass of ``kind``. Raises UserError if there is none of that name."""
     # Classes in the current folder can be imported then.
     sys.path.insert(0, str(Path.cwd()))
@@ -69,83 +154,11 @@ def import_class(path: str, kind: type) -> Any:
     return loaded
 
 
-def build(
-    chosen: argparse.Namespace,
-    overrides: list[str],
-    folder: str,
-    callbacks: list[Callback],
-) -> LightningCLI:
-    """Module, data and Trainer with the config's callbacks and these, which write to ``folder``."""
-    # To start it would take longer than the steps.
-    os.environ.setdefault("WANDB_MODE", "disabled")
-    model_class = import_class(chosen.model_class, L.LightningModule)
-    data_class = import_class(chosen.data_class, L.LightningDataModule)
-    device = choose_device(chosen.device).type
-    if chosen.precision.startswith("16") and device == "cpu":
-        # Lightning would take bfloat16.
-        raise UserError(
-            f"--precision {chosen.precision}: needs a GPU; 32 and bf16-mixed do not"
-        )
-    is_ours = issubclass(model_class, AutoencoderModule)
-
-    # Without a subcommand (run=False) the parent's hook has no section to read.
-    class Instrument(AutoencoderCLI if is_ours else LightningCLI):  # type: ignore[misc]
-        def before_instantiate_classes(self) -> None:
-            self.config.trainer.default_root_dir = str(new_run_folder(Path(folder)))
-
-    trainer = [
-        f"--trainer.precision={chosen.precision}",
-        f"--trainer.accelerator={device}",
-    ]
-    # Not LightningCLI(args=...), which warns if sys.argv has words, too. They are put back below:
-    # Lightning starts the other ranks with them.
-    original, sys.argv[1:] = (
-        sys.argv[1:],
-        [f"--config={chosen.config}", *trainer, *overrides],
-    )
-    cli = Instrument(
-        model_class,
-        data_class,
-        run=False,
-        save_config_callback=None,
-        auto_configure_optimizers=not is_ours,
-        parser_kwargs={"allow_abbrev": False},
-        trainer_defaults={"callbacks": callbacks},
-    )
-    sys.argv[1:] = original
-    return cli
-
-
-def fit(cli: LightningCLI, profiler: Profiler) -> None:
-    """Train, watched by a profiler. Raises UserError if there was no batch."""
-    if cli.trainer.progress_bar_callback and not sys.stderr.isatty():
-        cli.trainer.progress_bar_callback.disable()
-    cli.trainer.profiler = (
-        profiler  # now: a StepTimer needs the device that the Trainer has chosen
-    )
-    with redirect_stdout(sys.stderr):  # stdout is kept for the results
-        cli.trainer.fit(cli.model, cli.datamodule)
-    if not cli.trainer.global_step:
-        raise UserError(
-            "the training loader has no batch: fewer samples than batch_size?"
-        )
-
-
 def new_folder(save_dir: str | None, kind: str) -> Path:
     """The folder for results. Raises UserError if there is something in it."""
     if not save_dir:
-        return CHAPTER / "results" / kind / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        return CHAPTER / "results" / kind / now
     if any(Path(save_dir).glob("*")):
         raise UserError(f"--save-dir {save_dir}: is in use; choose a new folder")
     return Path(save_dir)
-
-
-def describe(trainer: L.Trainer, precision: str) -> str:
-    """What the figures were measured on."""
-    device = trainer.strategy.root_device
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.machine()
-    )
-    return f"{name}, {torch.get_num_threads()} threads; PyTorch {torch.__version__}; {precision}"

@@ -11,13 +11,14 @@ pytorch    the operators on the processor and the GPU: a table, and a trace for 
 A profiler takes time itself: timing_benchmark.py says how long a step takes without one.
 """
 
+import argparse
 import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from instruments import build, fit, options
+from instruments import Training, make_parser
 from lightning.pytorch.profilers import (
     AdvancedProfiler,
+    Profiler,
     PyTorchProfiler,
     SimpleProfiler,
 )
@@ -25,46 +26,63 @@ from lightning.pytorch.profilers import (
 from src.config import CHAPTER
 from src.errors import one_line_errors
 
-PROFILERS = {
-    "simple": SimpleProfiler,
-    "advanced": AdvancedProfiler,
-    "pytorch": PyTorchProfiler,
-}
+NAMES = ("simple", "advanced", "pytorch")
+NUM_LINES = 15  # of a report that are printed
+
+
+class OperatorProfiler(PyTorchProfiler):
+    """Also sorts by the time in an operator itself, without the operators that it calls."""
+
+    # PyTorch's table can do it; Lightning lets only these through.
+    AVAILABLE_SORT_KEYS = PyTorchProfiler.AVAILABLE_SORT_KEYS | {
+        "self_cpu_time_total",
+        "self_device_time_total",
+    }
 
 
 def main() -> None:
     """Read the options, and train under one profiler after the other."""
-    parser = options(__doc__)
-    parser.add_argument(
-        "--profilers", nargs="+", default=[*PROFILERS], choices=[*PROFILERS]
-    )
+    parser = make_parser(__doc__)
+    parser.add_argument("--profilers", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument(
         "--steps", type=int, default=20, help="training steps under each of them"
     )
-    chosen, overrides = parser.parse_known_args()
-    overrides += [f"--trainer.max_steps={chosen.steps}"]
-    folder = (
-        CHAPTER / "output" / "profiler" / Path(chosen.config).stem / "profiler_logs"
-    )
+    chosen, settings = parser.parse_known_args()
+    name_of_config = Path(chosen.config).stem
+    folder = CHAPTER / "output" / "profiler" / name_of_config / "profiler_logs"
     for name in chosen.profilers:
-        with TemporaryDirectory() as run_folder:
-            cli = build(chosen, overrides, run_folder, [])
-            for old in folder.glob(f"*{name}_profiler_output*"):
-                old.unlink()  # Lightning would append to it
-            fit(
-                cli, PROFILERS[name](dirpath=folder, filename=f"{name}_profiler_output")
-            )
+        for old in folder.glob(f"*{name}_profiler_output*"):
+            old.unlink()  # Lightning would append to it
+        profile(name, chosen, settings, folder)
         for report in sorted(folder.glob(f"*{name}_profiler_output*")):
             print(f"{name}: {os.path.relpath(report)}")
-            if report.suffix == ".txt" and name != "advanced":
-                # The advanced one is long.
-                lines = [
-                    line
-                    for line in report.read_text().splitlines()
-                    if "---" not in line
-                ]
-                print(*(" ".join(line.split())[:100] for line in lines[:15]), sep="\n")
+            if report.suffix == ".txt" and name != "advanced":  # this one is long
+                show(report)
     print("look at a trace (.json): https://ui.perfetto.dev, Open trace file")
+
+
+def profile(
+    name: str, chosen: argparse.Namespace, settings: list[str], folder: Path
+) -> None:
+    """Train some steps under this profiler, which writes its report to the folder."""
+    training = Training(chosen, settings, max_steps=chosen.steps)
+    place = {"dirpath": folder, "filename": f"{name}_profiler_output"}
+    profiler: Profiler
+    if name == "simple":
+        profiler = SimpleProfiler(**place)
+    elif name == "advanced":
+        profiler = AdvancedProfiler(**place)
+    else:
+        processor = "device" if training.device.type == "cuda" else "cpu"
+        profiler = OperatorProfiler(**place, sort_by_key=f"self_{processor}_time_total")
+    training.fit(profiler)
+
+
+def show(report: Path) -> None:
+    """Print the first lines of a report, without its rules and most of its spaces."""
+    lines = [line for line in report.read_text().splitlines() if "---" not in line]
+    for line in lines[:NUM_LINES]:
+        print(" ".join(line.split())[:100])
 
 
 if __name__ == "__main__":

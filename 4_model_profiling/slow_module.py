@@ -1,7 +1,8 @@
-"""The same training, as a first version is often written: correct, and slow."""
+"""The same training, as a first version is often written: correct, and slow.
 
-# Each form here is the straightforward one, which many programs have. step_ladder.py replaces one
-# after the other, and the losses stay the same.
+Each form here is the straightforward one, which many programs have. step_ladder.py replaces one
+after the other, and the losses stay the same.
+"""
 
 from typing import Any
 
@@ -9,19 +10,18 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from src.model import pytorch_model
 from src.model.lightning_module import AutoencoderModule
 from src.model.masking import Mask, random_mask
-from src.model.transformer import Attention
+from src.model.transformer import Attention, Block
 
 
 class ExplicitAttention(Attention):
     """Attention as the formula has it: all scores (B, A, N, N) are in memory."""
 
     def forward(self, x: Tensor, attend: Tensor | None = None) -> Tensor:
-        q, k, v = rearrange(
-            self.qkv(x), "b n (three a d) -> three b a n d", three=3, a=self.num_heads
-        )
+        """As Attention."""
+        split = "b n (three a d) -> three b a n d"
+        q, k, v = rearrange(self.qkv(x), split, three=3, a=self.num_heads)
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         if attend is not None:
             scores = scores.masked_fill(~attend[:, None, None, :], float("-inf"))
@@ -31,11 +31,11 @@ class ExplicitAttention(Attention):
 
 def masks_one_by_one(valid: Tensor, index: Tensor, *settings: Any) -> Mask:
     """As random_mask, with a loop over the samples, on the processor."""
-    samples = zip(valid.cpu(), index.cpu(), strict=True)
-    masks = [random_mask(v[None], i[None], *settings) for v, i in samples]
-    return Mask(
-        *(torch.cat(parts).to(valid.device) for parts in zip(*masks, strict=True))
-    )
+    masks = []
+    for own_valid, own_index in zip(valid.cpu(), index.cpu(), strict=True):
+        masks.append(random_mask(own_valid[None], own_index[None], *settings))
+    fields = [torch.cat(parts).to(valid.device) for parts in zip(*masks, strict=True)]
+    return Mask(*fields)
 
 
 class SlowModule(AutoencoderModule):
@@ -58,27 +58,40 @@ class SlowModule(AutoencoderModule):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self.fused_attention, self.batched_masks = fused_attention, batched_masks
-        self.fill_memory, self.waits = fill_memory, waits
+        self.fused_attention = fused_attention
+        self.batched_masks = batched_masks
+        self.fill_memory = fill_memory
+        self.waits = waits
 
     def configure_model(self) -> None:
+        """Build the model, and replace the parts that are to be slow."""
         super().configure_model()
         deterministic: Any = torch.utils.deterministic
         deterministic.fill_uninitialized_memory = self.fill_memory
-        for module in self.model.modules():
-            if isinstance(module, Attention) and not self.fused_attention:
-                module.__class__ = ExplicitAttention  # the weights are the same
-        # The forward of all models of this process calls this function; each rung has a process.
-        forms: Any = {True: random_mask, False: masks_one_by_one}
-        pytorch_model.random_mask = forms[self.batched_masks]
+        if not self.batched_masks:
+            self.model.random_mask = masks_one_by_one
+        if not self.fused_attention:
+            for module in self.model.modules():
+                if isinstance(module, Block):
+                    module.attn = explicit(module.attn)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """As AutoencoderModule; perhaps with a look at the loss."""
         loss = super().training_step(batch, batch_idx)
         if self.waits:
             loss.item()
         return loss
 
     def configure_gradient_clipping(self, *arguments: Any, **settings: Any) -> None:
+        """As AutoencoderModule; perhaps with a look at the gradient."""
         super().configure_gradient_clipping(*arguments, **settings)
         if self.waits:
             self.check_finite()
+
+
+def explicit(fused: Attention) -> ExplicitAttention:
+    """The same layer, with the same weights, in its explicit form."""
+    slow = ExplicitAttention(fused.qkv.in_features, fused.num_heads)
+    slow.qkv = fused.qkv
+    slow.proj = fused.proj
+    return slow

@@ -4,6 +4,7 @@ uv run python step_ladder.py                        every rung, in turns, on thi
 uv run python step_ladder.py --precision bf16-mixed         on a GPU
 """
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -11,15 +12,16 @@ import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pandas as pd
 import torch
-from instruments import build, describe, fit, new_folder, options
+from instruments import Training, make_parser, new_folder
 from lightning.pytorch.callbacks import Callback
-from timing_benchmark import COLORS, save
+from matplotlib.figure import Figure
+from timing_benchmark import COLORS, milliseconds, save
 from tqdm import tqdm
 
 from src.errors import UserError, one_line_errors
@@ -50,12 +52,13 @@ class Losses(Callback):
         self.losses: list[torch.Tensor] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
+        """Keep it where it is."""
         self.losses.append(trainer.callback_metrics["train_loss"])
 
 
 def main() -> None:
     """Measure in turns, print the table, write it and the picture."""
-    parser = options(__doc__)
+    parser = make_parser(__doc__)
     parser.set_defaults(model_class="slow_module.SlowModule")
     parser.add_argument(
         "--steps", type=int, default=50, help="steps of each run that count"
@@ -64,97 +67,90 @@ def main() -> None:
     parser.add_argument(
         "--save-dir", help="new folder; by default results/ladder/TIMESTAMP"
     )
-    chosen, overrides = parser.parse_known_args()
+    chosen, settings = parser.parse_known_args()
     folder = new_folder(chosen.save_dir, "ladder")
+
     rungs = dict(zip(RUNGS, accumulate(RUNGS.values()), strict=True))
-    rungs |= {
-        f"+ {name}": [*rungs.values()][-1] + more for name, more in VARIANTS.items()
-    }
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
+    last_rung = list(rungs.values())[-1]
+    for name, more in VARIANTS.items():
+        rungs[f"+ {name}"] = last_rung + more
+
     # In turns, so that other load on the machine affects all of them.
-    for name in tqdm([*rungs] * chosen.repeats, unit="run", disable=None):
-        arguments = [
-            *overrides,
-            *rungs[name],
-            f"--trainer.max_steps={WARMUP + chosen.steps}",
-        ]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
+    for name in tqdm(list(rungs) * chosen.repeats, unit="run", disable=None):
         # In a new process: another rung's cached memory and compiled graphs must not count.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            runs[name].append(process.submit(measure, chosen, arguments).result())
+            run = process.submit(measure, chosen, [*settings, *rungs[name]])
+            runs[name].append(run.result())
+
     table = summarise(runs)
-    about = runs["first version"][0]["about"]
+    about = f"{runs['first version'][0]['about']} (rungs)"
     print(f"{about}; {chosen.steps} steps, {chosen.repeats} runs of each")
-    print(
-        table.to_string(
-            float_format="{:.2f}".format, formatters={"loss": "{:.0e}".format}
-        )
-    )
+    scientific = {"loss": "{:.0e}".format}
+    print(table.to_string(float_format="{:.2f}".format, formatters=scientific))
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "device": about,
-        "command": sys.argv,
-        "rows": json.loads(table.T.to_json()),
-    }
+    rows = json.loads(table.T.to_json())
+    content = {"measured": about, "command": sys.argv, "rows": rows}
     (folder / "ladder.json").write_text(json.dumps(content, indent=2))
     draw(table, folder)
     print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
 
 
-def measure(chosen: Any, arguments: list[str]) -> dict[str, Any]:
+def measure(chosen: argparse.Namespace, settings: list[str]) -> dict[str, Any]:
     """Train some steps with the settings of a rung."""
     losses = Losses()
-    with TemporaryDirectory() as run_folder:
-        cli = build(chosen, arguments, run_folder, [losses])
-        timer = StepTimer(cli.trainer.strategy.root_device.type)
-        fit(cli, timer)
-    steps = 1e3 * pd.DataFrame(timer.seconds()).drop(columns="epoch")
-    if len(steps) < WARMUP + chosen.steps:
+    num_steps = WARMUP + chosen.steps
+    training = Training(chosen, settings, [losses], max_steps=num_steps)
+    timer = StepTimer(training.device.type)
+    training.fit(timer)
+    steps = milliseconds(timer)
+    if len(steps) < num_steps:
         raise UserError(
             f"the training has {len(steps)} steps only; raise --trainer.max_epochs"
         )
     return {
-        "about": describe(cli.trainer, chosen.precision),
-        "batch_size": getattr(cli.trainer.datamodule, "batch_size", 1),
+        "about": training.describe(),
+        "batch_size": training.batch_size or 1,
         "losses": torch.stack(losses.losses).cpu(),
-        "first s": steps["total"][0] / 1e3,
+        "first s": steps["total"].iloc[0] / 1e3,
         **steps.iloc[WARMUP:].median(),
     }
 
 
 def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
     """A row for each rung: milliseconds, samples per second, and how far the losses are off."""
-    first, rows = runs["first version"][0], {}
+    first = runs["first version"][0]
+    rows = {}
     for name, turns in runs.items():
-        numbers = [*COLORS, "total", "first s"]
-        row = {key: statistics.median(turn[key] for turn in turns) for key in numbers}
+        row = {}
+        for key in [*COLORS, "total", "first s"]:
+            row[key] = statistics.median(turn[key] for turn in turns)
         totals = [turn["total"] for turn in turns]
-        row["low"], row["high"] = min(totals), max(totals)
+        row["low"] = min(totals)
+        row["high"] = max(totals)
         row["samples/s"] = 1e3 * turns[0]["batch_size"] / row["total"]
         row["loss"] = float("nan")  # of another batch
         if turns[0]["batch_size"] == first["batch_size"]:
-            ratios = torch.stack([turn["losses"] for turn in turns]) / first["losses"]
-            row["loss"] = float((ratios - 1).abs().max())
+            losses = torch.stack([turn["losses"] for turn in turns])
+            row["loss"] = float((losses / first["losses"] - 1).abs().max())
         rows[name] = row
     table = pd.DataFrame(rows).T
     table["times"] = table["samples/s"] / table["samples/s"].iloc[0]
     return table
 
 
-def draw(table: pd.DataFrame, folder: Any) -> None:
+def draw(table: pd.DataFrame, folder: Path) -> None:
     """A bar for each rung, divided into the parts of its step; per sample."""
-    parts = table[list(COLORS)].div(table["samples/s"] * table["total"] / 1e3, axis=0)
+    samples = table["samples/s"] * table["total"] / 1e3  # of a step
+    parts = table[list(COLORS)].div(samples, axis=0)
     parts.index += [f" ({times:.2f}x)" for times in table["times"]]
-    axes = parts.iloc[::-1].plot.barh(stacked=True, color=COLORS, figsize=(9, 4.5))
-    axes.set(
-        title="From a first version to a fast one", xlabel="milliseconds per sample"
-    )
-    axes.legend(
-        ncols=len(COLORS),
-        loc="upper center",
-        bbox_to_anchor=(0.4, -0.15),
-        frameon=False,
-    )
-    save(folder / "ladder.png")
+    figure = Figure(figsize=(9, 4.5))
+    axis = figure.subplots()
+    parts.iloc[::-1].plot.barh(stacked=True, color=COLORS, ax=axis)
+    axis.set(title="From a first version to a fast one")
+    axis.set_xlabel("milliseconds per sample")
+    axis.legend(ncols=len(COLORS), loc="upper center", bbox_to_anchor=(0.4, -0.15))
+    save(figure, folder / "ladder.png")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import xarray as xr
+import zarr
 from distributed import Client
 from jsonargparse import auto_cli
 from tqdm.dask import TqdmCallback
@@ -98,19 +99,23 @@ def pack(url: str, chunk: Window) -> None:
     packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
     packed = packed.astype("float32")
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
-    copy = packed.chunk(dict(zip(packed.dims, chunks, strict=True))).to_dataset()
+    chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
+    copy = packed.chunk(chunk_of_axis).to_dataset()
     copy = copy.drop_encoding().assign_attrs(variables=list(fields), chunk=chunk)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
-    # Consolidated metadata come last: without them, nobody takes the copy for finished.
+    store = open_store(f"{url}/packed", read_only=False)
     with TqdmCallback(desc=f"{url}/packed", unit="task", disable=None):
         copy.to_zarr(
-            open_store(f"{url}/packed", read_only=False),
+            store,
             mode="w",
             encoding=encoding,
             zarr_format=3,
             write_empty_chunks=True,
+            consolidated=False,
         )
+    # At last: without them, nobody takes the copy for finished. to_zarr would write them first.
+    zarr.consolidate_metadata(store)
 
 
 COMMANDS: dict[str, Any] = {

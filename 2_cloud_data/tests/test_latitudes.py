@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch.testing import assert_close
 
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import DummyDataset, OceanDataset, WindowDataset
 from src.data.store import named_axes
+from src.data.windows import has_degrees
 from src.evaluation import latitude_weights, squared_error
 from src.model.lightning_module import AutoencoderModule
 
@@ -52,6 +54,7 @@ def test_each_sample_has_the_weights_of_its_own_latitudes():
 def test_where_latitudes_make_no_difference_nothing_is_weighted():
     """A band at the equator, images, km, numbers. Broken by: no 0.9, grid is None, has_degrees."""
     others = globe(units="km"), globe(axis="y")
+    assert not has_degrees(xr.Dataset({"a": (("lat", "lon"), np.zeros((9, 9)))}), "lat")
     for dataset in (OceanDataset("val"), DummyDataset("val"), *others):
         assert latitude_weights(dataset, torch.tensor([0, 1])).equal(torch.ones(()))
 

@@ -144,6 +144,16 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="something else is here"):
         call(monkeypatch, *words, script=build_store)
 
+    # Without its source, a damaged store stays what it is.
+    (tmp_path / "store/surface_temperature/c/4/1/4").unlink()
+    repair = ["check", f"--url={tmp_path}/store", "--repair=true"]
+    with pytest.raises(UserError, match="something else is here"):
+        call(monkeypatch, *repair, script=build_store)
+    CloudDataset("train", f"{tmp_path}/store")[7]
+    with pytest.raises(UserError, match="there are no data of 1950"):
+        build(str(tmp_path / "new"), ocean_fields(), (12, 9, 99), ("1950", "1951"))
+    assert not (tmp_path / "new").exists()
+
 
 def test_chunk_sizes_are_those_of_the_blog(monkeypatch, tmp_path, capsys):
     """And the mean is that of all starts. Broken by: w / c for (w - 1) / c in mean or maximal."""

@@ -22,7 +22,7 @@ from src.data.cube import cube_fields
 from src.data.fast_dataset import FastDataset
 from src.data.loaders import Loaders
 from src.data.s3_server import connect
-from src.data.store import open_store
+from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from tests.fault_proxy import Fault, FaultyProxy
@@ -142,7 +142,7 @@ def test_check_mends_a_packed_copy(monkeypatch, tmp_path, capsys):
 def test_a_lost_or_cut_shard_is_named(tmp_path):
     """Both readers, and a chunk that its shard has left out; chunks beyond the edge are none.
 
-    Broken by: no fill_missing_data_reads; no num_absent in CheckedStore.get.
+    Broken by: no fill_missing_data_reads; no check_shard in CheckedStore.get.
     """
     url = str(tmp_path)
     fields = cube_fields((24, 20, 36), (4, 8, 12), seed=0)
@@ -156,12 +156,7 @@ def test_a_lost_or_cut_shard_is_named(tmp_path):
 
     shard = tmp_path / "salinity" / "c" / "0" / "1" / "1"
     whole = shard.read_bytes()
-    # An entry of the index is the place of a chunk and its size; a checksum of 4 bytes follows.
-    index = bytearray(whole[-4 - 8 * 16 : -4])
-    index[:16] = b"\xff" * 16
-    checksum = google_crc32c.value(bytes(index)).to_bytes(4, "little")
-    left_out = whole[: -4 - 8 * 16] + bytes(index) + checksum
-    for damaged in (None, whole[:-100], whole[100:], left_out):
+    for damaged in (None, whole[:-100], whole[100:], without_first_chunk(whole)):
         shard.unlink()
         if damaged:
             shard.write_bytes(damaged)
@@ -171,8 +166,24 @@ def test_a_lost_or_cut_shard_is_named(tmp_path):
         with pytest.raises(UserError, match="salinity/c/0/1/1"):
             FastDataset("train", **settings)[0]
         shard.write_bytes(whole)
+
+    # Zarr reads a whole shard in one go, without asking for its index.
+    shard = tmp_path / "salinity" / "c" / "0" / "0" / "0"
+    shard.write_bytes(without_first_chunk(shard.read_bytes()))
+    fields = open_fields(open_store(url))
+    with pytest.raises(UserError, match="a chunk in salinity/c/0/0/0 is missing"):
+        fields["salinity"][:8, :16, :24].load()
     with pytest.raises(UserError, match="no multiple of the chunk"):
         build(f"{url}/x", fields, (4, 8, 12), ("1900-01", "1901-04"), shard=(8, 12, 24))
+
+
+def without_first_chunk(shard: bytes) -> bytes:
+    """A shard of eight chunks whose index has lost the first one."""
+    # An entry of the index is the place of a chunk and its size; a checksum of 4 bytes follows.
+    index = bytearray(shard[-4 - 8 * 16 : -4])
+    index[:16] = b"\xff" * 16
+    checksum = google_crc32c.value(bytes(index)).to_bytes(4, "little")
+    return shard[: -4 - 8 * 16] + bytes(index) + checksum
 
 
 def test_a_stream_reads_each_chunk_once(proxy):

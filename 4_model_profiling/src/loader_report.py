@@ -96,20 +96,13 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
 def summary(loader: Any, batch_size: int, validates_inside: bool) -> str:
     """What a window of a FastDataset costs on average, and the memory that its batches may take."""
     dataset = loader.dataset
-    grid = dataset.grid
-    chunks = len(dataset.encodings)
-    for axis, starts, size, chunk in zip(
-        AXES, grid.starts, grid.window, dataset.chunk[1:], strict=True
-    ):
-        first = np.array(starts) // chunk
-        last = (np.array(starts) + size - 1) // chunk
-        # Beyond the edge of the globe follow the first ones again.
-        there_are = math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
-        chunks *= np.minimum(last - first + 1, there_are).mean()
-    window_bytes, chunk_bytes = sizes_in_bytes(dataset)
-    factor = chunks * chunk_bytes / window_bytes
+    num_chunks = chunk_places(dataset) * len(dataset.layers)
+    layers_in_chunk = sum(dataset.layers.values()) / len(dataset.layers)
+    chunk_bytes = layers_in_chunk * bytes_of_layer(dataset)
+    window_bytes = bytes_of_window(dataset)
+    factor = num_chunks * chunk_bytes / window_bytes
     text = (
-        f"a window of {window_bytes / 1e3:.0f} kB takes {chunks:.1f} chunks"
+        f"a window of {window_bytes / 1e3:.0f} kB takes {num_chunks:.1f} chunks"
         f" of {chunk_bytes / 1e3:.0f} kB, {factor:.0f} times its bytes"
     )
     if factor > 10:
@@ -118,12 +111,30 @@ def summary(loader: Any, batch_size: int, validates_inside: bool) -> str:
     return f"{text}; batches take up to {memory / 1e6:.0f} MB"
 
 
-def sizes_in_bytes(dataset: Any) -> tuple[int, int]:
-    """Of a window and of a chunk, as numbers are stored."""
-    window = math.prod((len(dataset.variables), *dataset.grid.window))
-    return window * dataset.dtype.itemsize, math.prod(
-        dataset.chunk
-    ) * dataset.dtype.itemsize
+def chunk_places(dataset: Any) -> float:
+    """How many chunks of one variable a window touches, on average."""
+    places = 1.0
+    axes = zip(
+        AXES, dataset.grid.starts, dataset.grid.window, dataset.chunk, strict=True
+    )
+    for axis, starts, size, chunk in axes:
+        first = np.array(starts) // chunk
+        last = (np.array(starts) + size - 1) // chunk
+        # Beyond the edge of the globe follow the first ones again.
+        there_are = math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
+        places *= np.minimum(last - first + 1, there_are).mean()
+    return float(places)
+
+
+def bytes_of_window(dataset: Any) -> int:
+    """Its numbers, as they are stored."""
+    num_values = len(dataset.variables) * math.prod(dataset.grid.window)
+    return int(num_values * dataset.dtype.itemsize)
+
+
+def bytes_of_layer(dataset: Any) -> int:
+    """A chunk's part of one variable or level, decoded."""
+    return int(math.prod(dataset.chunk) * dataset.dtype.itemsize)
 
 
 def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float:
@@ -135,7 +146,6 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     With workers: each has prefetch_factor batches, one more that it reads, one that it stacks.
     """
     dataset = loader.dataset
-    window_bytes, chunk_bytes = sizes_in_bytes(dataset)
     num_readers = max(1, loader.num_workers)
     for_training = dataset.batches_ahead + 3
     for_validation = 3 * 2
@@ -146,7 +156,9 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     else:
         batches = max(for_training, 1 + for_validation)
     # In the end, all numbers are float32.
-    batch_bytes = batch_size * window_bytes * max(1, 4 / dataset.dtype.itemsize)
+    to_float32 = max(1, 4 / dataset.dtype.itemsize)
+    batch_bytes = batch_size * bytes_of_window(dataset) * to_float32
+    chunk_bytes = max(dataset.layers.values()) * bytes_of_layer(dataset)
     in_each_reader = dataset.concurrency * chunk_bytes + 1e6 * dataset.cache_mb
     return batches * batch_bytes + num_readers * in_each_reader
 

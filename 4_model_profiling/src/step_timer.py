@@ -1,83 +1,113 @@
 """How long the parts of each training step take, on the device that does the work."""
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
 from lightning.pytorch.profilers import Profiler
 
-# The last word of Lightning's name of an action, and the part of a step that it belongs to. The
-# rest is "other": clipping, the optimiser, hooks, callbacks, logging.
+# The last word of Lightning's name of an action, and the part of a step that it belongs to. One
+# action may run inside of another; what is in none of them is "other": hooks, callbacks, logging.
 PARTS = {
     "train_dataloader_next": "data",
     "batch_to_device": "transfer",
     "training_step": "forward",
     "backward": "backward",
+    "configure_gradient_clipping": "clipping",
+    "optimizer_step": "optimizer",
 }
 WARMUP = 5  # steps that do not count
 
 
 class StepTimer(Profiler):
-    """Seconds of each part of each step. Lightning calls start and stop of its profiler."""
+    """Seconds of each part of each step. Lightning calls start and stop of its profiler.
 
-    # A GPU works through a queue: a call returns as soon as its work is queued, and a clock around
-    # it would measure how fast Python fills the queue. So marks go into the queue too, and are read
-    # at the end. Nothing is waited for: the training runs as it would without them.
+    A GPU works through a queue: a call returns as soon as its work is queued, and a clock around it
+    would measure how fast Python fills the queue. So marks (CUDA events) go into the queue, too,
+    and are read at the end. Nothing is waited for: the training runs as it would without them.
+
+    Args:
+        device: cuda has events; others are waited for at each mark, and have the processor's clock.
+    """
+
     def __init__(self, device: str) -> None:
-        # cuda, or others, which have the processor's clock.
         super().__init__()
-        self.device, self.epoch = device, -1
-        # Epoch, end, and of each part its starts and stops.
-        self.steps: list[dict[str, Any]] = []
-
-    # A time stamp: now, or on CUDA when the queue reaches it.
-    def mark(self) -> Any:
-        if self.device == "mps":  # here the training does wait
-            torch.mps.synchronize()
-        if self.device != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self.device = device
+        self.epoch = -1
+        self.epochs: list[int] = []  # of each step
+        # Of each step: when a part began, or went on after another one inside of it.
+        self.steps: list[list[tuple[str, Any]]] = []
+        self.running: list[str] = []  # the part that we are in, and those around it
 
     def start(self, action_name: str) -> None:
+        """A part begins."""
         if action_name == "run_training_epoch":
             self.epoch += 1
         part = PARTS.get(action_name.rpartition(".")[2])
+        if part is None:
+            return
         # A loader of unknown length is asked for a second batch before the first one is used.
-        if part == "data" and (not self.steps or "forward" in self.steps[-1]):
-            self.steps.append({"epoch": self.epoch})
-        self.add_mark(part)
+        if part == "data" and (not self.steps or self.has("forward")):
+            self.steps.append([])
+            self.epochs.append(self.epoch)
+        self.running.append(part)
+        self.mark(part)
 
     def stop(self, action_name: str) -> None:
+        """A part ends, and the one around it goes on."""
         kind, _, name = action_name.rpartition(".")
-        self.add_mark(PARTS.get(name))
+        if name in PARTS:
+            self.running.pop()
+            self.mark(self.running[-1] if self.running else "other")
         if kind.startswith("[LightningModule]") and name == "on_train_batch_end":
-            self.steps[-1]["end"] = self.mark()
+            self.mark("end")
 
-    def add_mark(self, part: str | None) -> None:
-        # After the last step of an epoch, validation copies batches too: not a part of a step.
-        if part and self.steps and "end" not in self.steps[-1]:
-            self.steps[-1].setdefault(part, []).append(self.mark())
+    def has(self, part: str) -> bool:
+        """Whether this part is in the last step."""
+        return any(name == part for name, _ in self.steps[-1])
+
+    def mark(self, part: str) -> None:
+        """From here on it is this part."""
+        # After the last step of an epoch, validation copies batches, too: not a part of a step.
+        if self.steps and not self.has("end"):
+            self.steps[-1].append((part, self.now()))
+
+    def now(self) -> Any:
+        """A time stamp: now, or on CUDA when the queue reaches it."""
+        if self.device == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        if self.device != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
 
     def seconds(self) -> list[dict[str, float]]:
         """A row for each step: its epoch, the seconds of each part, and those of the whole."""
         if self.device == "cuda":
             torch.cuda.synchronize()
-        rows, followed_by = [], [*self.steps[1:], {}]
-        for step, following in zip(self.steps, followed_by, strict=True):
+        rows = []
+        for number, marks in enumerate(self.steps):
+            if "forward" not in dict(marks):  # the loader was asked, and had no more
+                continue
+            row = {"epoch": self.epochs[number], "total": 0.0}
+            row |= dict.fromkeys([*PARTS.values(), "other"], 0.0)
             # A step ends where the next one begins, or in front of the validation.
-            is_last = following.get("epoch") != step["epoch"]
-            total = self.elapsed(
-                step["data"][0], step["end"] if is_last else following["data"][0]
-            )
-            row = {"epoch": step["epoch"], "total": total, "other": total}
-            for part in PARTS.values():
-                marks = step.get(part, [])
-                row[part] = sum(map(self.elapsed, marks[::2], marks[1::2]))
-                row["other"] -= row[part]
+            if self.epochs[number + 1 : number + 2] == [self.epochs[number]]:
+                marks = [
+                    *marks[:-1],
+                    ("other", marks[-1][1]),
+                    self.steps[number + 1][0],
+                ]
+            for (part, start), (_, end) in pairwise(marks):
+                row[part] += self.elapsed(start, end)
+                row["total"] += self.elapsed(start, end)
             rows.append(row)
         return rows
 
     def elapsed(self, start: Any, end: Any) -> float:
-        return start.elapsed_time(end) / 1e3 if self.device == "cuda" else end - start
+        """Seconds between two time stamps."""
+        if self.device == "cuda":
+            return float(start.elapsed_time(end)) / 1e3
+        return float(end - start)

@@ -1,8 +1,10 @@
 """The instruments on trainings that are not this project's, and on ours; and what they refuse."""
 
 import csv
+import itertools
 
 import count_step
+import pandas as pd
 import profiler
 import pytest
 import timing_benchmark
@@ -10,13 +12,14 @@ import yaml
 
 from src.config import CHAPTER
 from src.errors import UserError
+from src.step_timer import StepTimer
 from tests.runs import call
 
 OWN = [
     f"--config={CHAPTER}/tests/own.yaml",
     "--model-class=tests.own_training.OwnModule",
     "--data-class=tests.own_training.OwnData",
-    "--device=cpu",
+    "--trainer.accelerator=cpu",
 ]
 
 
@@ -37,7 +40,8 @@ def test_the_benchmark_times_any_module(monkeypatch, tmp_path):
         assert min(row.values()) >= 0
         assert min(row["forward"], row["backward"], row["data"]) > 0
     summary = yaml.safe_load((folder / "timing_summary.yaml").read_text())
-    assert summary["batches"] == 24 - timing_benchmark.WARMUP
+    steps = 24 - timing_benchmark.WARMUP
+    assert f"batch size unknown; {steps} steps" in summary["measured"]
     assert (
         yaml.safe_load((folder / "benchmark_config.yaml").read_text())["model"]["width"]
         == 16
@@ -64,7 +68,9 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
     assert (
         "own_training.py" in (folder / "fit-advanced_profiler_output.txt").read_text()
     )
-    assert "aten::addmm" in (folder / "fit-pytorch_profiler_output.txt").read_text()
+    operators = (folder / "fit-pytorch_profiler_output.txt").read_text()
+    assert "Self CPU" in operators
+    assert "aten::" in operators
     assert len(list(folder.glob("*.pt.trace.json"))) == 1
 
 
@@ -73,7 +79,8 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
     """FLOPs within 1 %. Broken by: 3 for 3.5 in block_flops."""
     sizes = ["--model.decoder_depth=1", "--model.num_heads=2", "--data.batch_size=4"]
     data = ["--data.dataset=DummyDataset", "--data.dataset.num_samples=128"]
-    call(monkeypatch, *data, *sizes, "--device=cpu", script=count_step)
+    cpu = "--trainer.accelerator=cpu"
+    call(monkeypatch, *data, *sizes, cpu, script=count_step)
     lines = capsys.readouterr().out.splitlines()
     flops = {
         line.split()[-3]: line.split()[-2] for line in lines if line.endswith("GFLOP")
@@ -91,6 +98,8 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
         (["--precision=16-mixed"], "needs a GPU"),
         (["--data.num_samples=7"], "no batch"),
         (["--data.num_samples=16"], "too few"),
+        (["--data.workers=3"], "--data.workers"),
+        (["--trainer.accelerator=tpu"], "trainer.accelerator: tpu"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):
@@ -105,8 +114,53 @@ def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):
     assert not (tmp_path / "new").exists()
 
 
-def test_unknown_options_are_named(monkeypatch, capsys):
-    for option in ("--precision=64", "--data.workers=3"):
-        with pytest.raises(SystemExit):
-            call(monkeypatch, *OWN, option, script=timing_benchmark)
-        assert option.partition("=")[0] in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_advice_fits_the_figures_and_the_device(device):
+    """Broken by: bf16 on a processor, which may emulate it; no look at p90."""
+    times = {"data": 2, "transfer": 0, "forward": 3, "backward": 4}
+    times |= {"clipping": 0, "optimizer": 1, "other": 0}
+    steps = pd.DataFrame([times] * 20)
+    steps["total"] = steps.sum(axis=1)
+    text = timing_benchmark.advice(timing_benchmark.summarise(steps), device)
+    assert text.startswith("begin with backward")
+    assert ("bf16" in text) == (device == "cuda")
+
+    steps["data"] += 2  # 4 of 12
+    steps["total"] += 2
+    text = timing_benchmark.advice(timing_benchmark.summarise(steps), device)
+    assert text.startswith("begin with data")
+
+    steps.iloc[::5] *= 3
+    text = timing_benchmark.advice(timing_benchmark.summarise(steps), device)
+    assert "is something else running here" in text
+
+
+def test_marks_divide_a_step_into_its_parts(monkeypatch):
+    """One part inside of another, validation left out. Broken by: no `running.pop()`."""
+    timer = StepTimer("cpu")
+    clock = itertools.count()
+    monkeypatch.setattr(timer, "now", lambda: next(clock))  # each mark is a second
+    timer.start("run_training_epoch")
+    for number in range(3):
+        with timer.profile("[Loop].train_dataloader_next"):
+            pass
+        with timer.profile("[LightningModule]Own.optimizer_step"):
+            with timer.profile("[Strategy]S.training_step"), timer.profile("backward"):
+                pass  # of a micro-batch
+            with timer.profile("[Strategy]S.backward"):
+                pass
+            with timer.profile("[LightningModule]Own.configure_gradient_clipping"):
+                pass
+        with timer.profile("[LightningModule]Own.on_train_batch_end"):
+            pass
+        if number == 1:
+            with timer.profile("[Strategy]S.batch_to_device"):
+                pass  # of a validation
+            timer.start("run_training_epoch")
+    rows = timer.seconds()
+    parts = {"data": 1, "transfer": 0, "forward": 2, "backward": 2}
+    parts |= {"clipping": 1, "optimizer": 4}
+    assert rows[0] == {"epoch": 0, "total": 13, "other": 3} | parts
+    # The last step of an epoch ends in front of the validation.
+    assert rows[1] == {"epoch": 0, "total": 12, "other": 2} | parts
+    assert rows[2] == {"epoch": 1, "total": 12, "other": 2} | parts

@@ -1,7 +1,6 @@
 """Compare a store with what it should have, and mend it."""
 
 import math
-from typing import Any
 
 import zarr
 from tqdm import tqdm
@@ -40,11 +39,14 @@ def damage(url: str) -> list[str]:
     return bad
 
 
-def forget_damaged_regions(url: str, bad: list[str]) -> None:
-    """Make the next build of this store begin with the first damaged region."""
+def note_damaged_regions(url: str, bad: list[str]) -> None:
+    """Make the next build of this store begin with the first damaged region.
+
+    Only that: until its source is open, the store stays as it is.
+    """
     group = zarr.open_group(open_store(url, read_only=False), mode="r+")
     arrays = dict(group.arrays())
-    left: Any = group.attrs["regions_left"]
+    damaged = 0
     for key in bad:
         name, _, place = key.removesuffix("/zarr.json").partition("/c/")
         if name in arrays:
@@ -53,8 +55,8 @@ def forget_damaged_regions(url: str, bad: list[str]) -> None:
             is_field = array.ndim == 3 and place
             region = int(place.split("/")[0]) if is_field else 0
             num_regions = math.ceil(array.shape[0] / array.chunks[0])
-            left = max(left, num_regions - region)
-    group.attrs["regions_left"] = left
+            damaged = max(damaged, num_regions - region)
+    group.attrs["damaged_regions"] = damaged
 
 
 def mend_statistics(url: str, bad: list[str]) -> None:
@@ -66,4 +68,4 @@ def mend_statistics(url: str, bad: list[str]) -> None:
             periods.add(place.split("/")[0])
     for period in periods:
         first, last = period.split("_")
-        add_statistics(url, (first, last))
+        add_statistics(url, (first, last), again=True)

@@ -88,7 +88,9 @@ def open_store(
         }
     known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
     known |= {
-        name: {"cache_storage": "output/cache"} for name in ("filecache", "blockcache")
+        # 0: what is there stays for ever. The default is a week.
+        name: {"cache_storage": "output/cache", "expiry_time": 0}
+        for name in ("filecache", "blockcache")
     }
     # A chain such as filecache::s3 takes options for each of its protocols.
     by_protocol = {
@@ -199,8 +201,9 @@ def named_axes(fields: xr.Dataset) -> xr.Dataset:
         names |= dict.fromkeys(found[:1], axis)
     fields = fields.rename(names)
     for old, axis in names.items():
-        # What an axis without a unit was called is all that is known of it.
-        fields[axis].attrs.setdefault("long_name", old)
+        if axis in fields.coords:
+            # Without a unit, its name is all that is known of it.
+            fields[axis].attrs.setdefault("long_name", old)
     return fields
 
 

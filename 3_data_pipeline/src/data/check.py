@@ -1,7 +1,6 @@
 """Compare a store with what it should have, and mend it."""
 
 import math
-from typing import Any
 
 import zarr
 from tqdm import tqdm
@@ -40,11 +39,14 @@ def damage(url: str) -> list[str]:
     return bad
 
 
-def forget_damaged_regions(url: str, bad: list[str]) -> None:
-    """Make the next build of this store begin with the first damaged region."""
+def note_damaged_regions(url: str, bad: list[str]) -> None:
+    """Make the next build of this store begin with the first damaged region.
+
+    Only that: until its source is open, the store stays as it is.
+    """
     group = zarr.open_group(open_store(url, read_only=False), mode="r+")
     arrays = dict(group.arrays())
-    left: Any = group.attrs["regions_left"]
+    damaged = 0
     for key in bad:
         name, _, place = key.removesuffix("/zarr.json").partition("/c/")
         if name in arrays:
@@ -54,8 +56,8 @@ def forget_damaged_regions(url: str, bad: list[str]) -> None:
             region = int(place.split("/")[0]) if is_field else 0
             size = (array.shards or array.chunks)[0]
             num_regions = math.ceil(array.shape[0] / size)
-            left = max(left, num_regions - region)
-    group.attrs["regions_left"] = left
+            damaged = max(damaged, num_regions - region)
+    group.attrs["damaged_regions"] = damaged
 
 
 def mend_statistics(url: str, bad: list[str]) -> None:
@@ -67,4 +69,4 @@ def mend_statistics(url: str, bad: list[str]) -> None:
             periods.add(place.split("/")[0])
     for period in periods:
         first, last = period.split("_")
-        add_statistics(url, (first, last))
+        add_statistics(url, (first, last), again=True)

@@ -65,21 +65,27 @@ def open_statistics(store: CheckedStore) -> xr.Dataset:
     return statistics
 
 
+def grid_of(fields: xr.Dataset) -> dict[str, list[str]]:
+    """Length, first and last value of each axis: statistics of another grid do not fit."""
+    grid = {}
+    for axis in AXES:
+        values = fields[axis].values
+        grid[axis] = [str(len(values)), str(values[0]), str(values[-1])]
+    return grid
+
+
 def check_source(
     statistics: xr.Dataset, fields: xr.Dataset, url: str, place: str
 ) -> None:
     """Raise UserError if the statistics at ``place`` are not of these fields of ``url``."""
-    source = statistics.attrs.get("url")  # statistics outside of their store have it
-    if source and not url.endswith(source):  # before it may stand filecache::
+    # Statistics outside of their store name it. Before its address may stand filecache::
+    source = statistics.attrs.get("url")
+    if source and source != url.rpartition("::")[2]:
         raise UserError(f"{place}: statistics of {source}, and not of {url}")
-    if not has_same_grid(statistics, fields):
+    # The store may have grown, or may have been written again.
+    if statistics.attrs.get("grid") != grid_of(fields):
         text = "statistics of another grid; build_store.py statistics makes new ones"
         raise UserError(f"{place}: {text}")
-
-
-def has_same_grid(statistics: xr.Dataset, fields: xr.Dataset) -> bool:
-    """Whether the axes are as long; a store may have grown since."""
-    return all(statistics.sizes[axis] == fields.sizes[axis] for axis in AXES)
 
 
 def check_climatology(store: CheckedStore, statistics: xr.Dataset) -> None:

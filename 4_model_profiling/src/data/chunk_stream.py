@@ -39,9 +39,10 @@ class ChunkStream(FastDataset):
         # several months reach into the blocks behind their own. The next block is on its way before
         # the others are done (+ 1), and TensorStore's cache needs some room of its own (1.2).
         months = self.grid.window[0]
-        reach = 1 + math.ceil((months - 1) / self.chunk[1])
+        reach = 1 + math.ceil((months - 1) / self.chunk[0])
         points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
-        block_mb = 4 * len(self.variables) * self.chunk[1] * points / 1e6
+        layers = sum(self.layers.values())
+        block_mb = self.dtype.itemsize * layers * self.chunk[0] * points / 1e6
         # A rank reads the blocks of its own streams alone.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
         own_streams = math.ceil(streams / num_ranks)
@@ -53,7 +54,7 @@ class ChunkStream(FastDataset):
         generator = np.random.default_rng([seed, epoch])
         # Samples are numbered month by month, and each month has equally many.
         first_months = np.array(self.grid.starts[0])
-        block_of_month = first_months // self.chunk[1]
+        block_of_month = first_months // self.chunk[0]
         block_of_sample = np.repeat(block_of_month, num_samples // len(first_months))
         blocks = generator.permutation(np.unique(block_of_sample))
 
@@ -69,4 +70,7 @@ class ChunkStream(FastDataset):
 
         # One window of each stream in turn. Streams that have ended are left out.
         turns = itertools.zip_longest(*streams)
-        return [window for turn in turns for window in turn if window is not None]
+        order = []
+        for turn in turns:
+            order += [window for window in turn if window is not None]
+        return order

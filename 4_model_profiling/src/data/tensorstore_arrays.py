@@ -65,7 +65,10 @@ def kvstore(url: str, anonymous: bool) -> dict[str, Any]:
         raise UserError(
             f"{url}: TensorStore knows s3://, gs:// and folders; use CloudDataset"
         )
-    place: dict[str, Any] = {"bucket": parts.netloc, "path": parts.path[1:]}
+    place: dict[str, Any] = {
+        "bucket": parts.netloc,
+        "path": parts.path[1:],
+    }
     if parts.scheme == "gs":
         return {"driver": "gcs", **place}
 
@@ -93,7 +96,8 @@ def on_grid(array: ts.TensorStore, encoding: dict[str, Any]) -> ts.TensorStore:
     """An array, or one level of it, with the axes time, lat and lon; nothing is read yet."""
     axes = list(encoding["axes"])
     if encoding["level"] is not None:
-        array = array[ts.d[axes.index("level")][encoding["level"]]]
+        level_axis = axes.index("level")
+        array = array[ts.d[level_axis][encoding["level"]]]
         axes.remove("level")
     order = [axes.index(axis) for axis in AXES]
     return array[ts.d[order].transpose[:]]
@@ -114,7 +118,8 @@ def unpack(values: np.ndarray, encodings: list[dict[str, Any]]) -> np.ndarray:
     fields = []
     for number, encoding in enumerate(encodings):
         attributes = {key: encoding[key] for key in PACKING if key in encoding}
-        stored = xr.Variable(("batch", *AXES), values[:, number], attributes)
+        axes = ("batch", *AXES)
+        stored = xr.Variable(axes, values[:, number], attributes)
         # xarray's own function, so that both readers have the same bits.
         fields.append(xr.conventions.decode_cf_variable("", stored).values)
     return np.stack(fields, axis=1).astype(np.float32, copy=False)

@@ -31,7 +31,14 @@ from src.data.store import (
     open_store,
     select,
 )
-from src.data.windows import Coordinates, Period, Window, WindowGrid, find_periods
+from src.data.windows import (
+    Coordinates,
+    Period,
+    Window,
+    WindowGrid,
+    find_periods,
+    has_degrees,
+)
 from src.errors import UserError
 
 DaskMode = Literal["none", "single-threaded", "threads"]
@@ -40,8 +47,8 @@ DaskMode = Literal["none", "single-threaded", "threads"]
 class CloudDataset(FieldDataset):
     """Windows of a Zarr store, one for each position that the stride reaches.
 
-    A window that touches a month without any value is left out. "Months" are steps of the time
-    axis, whatever their length. The store has to have statistics: build_store.py.
+    A window with a month in which a variable has no value is left out. "Months" are steps of the
+    time axis, whatever their length. The store has to have statistics: build_store.py.
 
     Args:
         url: the store; s3://embedded/ocean.zarr is built when it is not there.
@@ -101,7 +108,8 @@ class CloudDataset(FieldDataset):
         if wrap_longitude is None:
             lon = fields["lon"].values
             step = np.ptp(lon) / max(1, len(lon) - 1)
-            wrap_longitude = bool(abs(step * len(lon) - 360) < step / 2)
+            is_globe = abs(step * len(lon) - 360) < step / 2
+            wrap_longitude = bool(is_globe) and has_degrees(fields, "lon")
         self.grid = WindowGrid(fields, window, stride, period, wrap_longitude)
         # Leave out windows that touch a time step without any value.
         has_values = statistics["has_values"].all("variable").values

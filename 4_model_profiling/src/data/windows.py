@@ -59,6 +59,15 @@ def find_period(time: pd.Index, period: Period) -> slice:
     return slice(int(steps.start), int(steps.stop))
 
 
+def has_degrees(fields: xr.Dataset, axis: str) -> bool:
+    """Whether lat or lon has degrees: others are in metres, or have numbers without a unit."""
+    if axis not in fields.coords:
+        return False
+    attributes = fields[axis].attrs
+    unit = attributes.get("units") or attributes.get("long_name", axis)
+    return str(unit).lower().startswith(("degree", axis))
+
+
 class WindowGrid:
     """Where each window of a field lies: sample 0, 1, ... in the order of time, lat, lon.
 
@@ -84,10 +93,7 @@ class WindowGrid:
         self.window = window
         self.time = fields["time"].values
         self.lat = fields["lat"].values
-        # Some axes y are in metres, or have numbers without a unit.
-        lat = fields["lat"].attrs
-        unit = lat.get("units") or lat.get("long_name", "lat")
-        self.has_degrees = unit.lower().startswith(("degree", "lat"))
+        self.has_degrees = has_degrees(fields, "lat")
         self.lon = fields["lon"].values
         self.month = fields["time"].dt.month.values - 1  # 0 to 11
         self.width = len(self.lon)

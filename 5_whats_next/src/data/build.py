@@ -20,7 +20,7 @@ from src.data.s3_server import FOLDER
 from src.data.statistics import (
     check_climatology,
     compute_statistics,
-    has_same_grid,
+    grid_of,
     open_statistics,
     statistics_url,
 )
@@ -59,6 +59,7 @@ def build(
     """
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
+    find_period(fields.indexes["time"], train_period)  # before hours of writing
     chunks, sizes = chunk_and_object_sizes(fields, chunk, shard or chunk)
     starts = range(0, fields.sizes["time"], sizes["time"])
     period = fields["time"].values[[0, -1]].astype(str)
@@ -74,6 +75,9 @@ def build(
     store = open_store(url, read_only=False)
     group = open_or_begin(store, fields)
     left: Any = group.attrs["regions_left"]
+    # Those that check --repair wants to be built again.
+    damaged: Any = group.attrs.get("damaged_regions", 0)
+    left = max(left, damaged)
     if left == len(starts):
         settings: dict[str, Any] = {"chunks": tuple(chunks.values())}
         if shard:
@@ -82,10 +86,7 @@ def build(
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
 
     if left:
-        num_values = len(fields) * math.prod(fields.sizes.values())
-        gigabytes = 4 * num_values / 1e9
-        objects = sum(field.data.npartitions for field in fields.values())
-        print(f"{url}: {gigabytes:.3f} GB before compression, {objects:,} objects")
+        print(f"{url}: {size_of(fields)}")
     # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
     first = len(starts) - left
@@ -97,7 +98,17 @@ def build(
             store, region={"time": region}, write_empty_chunks=True
         )
         group.attrs["regions_left"] = len(starts) - number - 1
+    if damaged:
+        group.attrs["damaged_regions"] = 0
     add_statistics(url, train_period)
+
+
+def size_of(fields: xr.Dataset) -> str:
+    """Bytes and objects of dask arrays, in words."""
+    num_values = len(fields) * math.prod(fields.sizes.values())
+    gigabytes = 4 * num_values / 1e9
+    objects = sum(field.data.npartitions for field in fields.values())
+    return f"{gigabytes:.3f} GB before compression, {objects:,} objects"
 
 
 def chunk_and_object_sizes(
@@ -139,8 +150,10 @@ def create_arrays(
 
     ``settings`` are the sizes of chunks and shards.
     """
-    for name in list(group.keys()):
-        del group[name]  # a kill may have left some of them
+    for name in map(str, fields.variables):
+        # A kill may have left some of them. Statistics, and further copies, are not touched.
+        if name in group:
+            del group[name]
     encoding = with_checksums(fields)
     for field in fields:
         encoding[field] |= {"dtype": "float32", "_FillValue": math.nan, **settings}
@@ -161,6 +174,7 @@ def add_statistics(
     to: str | None = None,
     anonymous: bool = False,
     levels: list[float] | None = None,
+    again: bool = False,
 ) -> None:
     """The statistics of a training period, for a store that is there.
 
@@ -171,6 +185,7 @@ def add_statistics(
         to: another store to put them into, where this one cannot be written to.
         anonymous: read public data, without credentials.
         levels: which values of the axis level; each makes a variable.
+        again: also of variables that have statistics, because their values have changed.
     """
     # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory.
     with dask.config.set({"array.chunk-size": "8MiB"}):
@@ -186,8 +201,8 @@ def add_statistics(
         known = there.attrs["variables"]
     if known and there.attrs.get("url", source) != source:
         raise UserError(f"{place}: the statistics of {there.attrs['url']} are here")
-    if known and not has_same_grid(there, fields):
-        known = []  # the store has grown since
+    if again or (known and there.attrs.get("grid") != grid_of(fields)):
+        known = []
     missing = [name for name in fields if name not in known]
     if not missing:
         return
@@ -196,7 +211,7 @@ def add_statistics(
     if known:
         # Loaded, because they are written to the place where they come from.
         statistics = xr.concat([there.load(), statistics], "variable")
-    statistics.attrs = {"variables": known + missing}
+    statistics.attrs = {"variables": known + missing, "grid": grid_of(fields)}
     if to:
         statistics.attrs["url"] = source
     # A group for all periods, through which check finds them.

@@ -87,15 +87,15 @@ class CheckedStore(WrapperStore[Store]):
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not is_metadata:
             raise UserError(f"{self.url}: chunk {key} is missing")
-        # The end of a shard is read for its index. Zarr fills a chunk that is not in it.
-        if value is not None and isinstance(byte_range, SuffixByteRequest):
-            num_absent = value.to_bytes().count(NO_CHUNK)
-            if num_absent > self.num_outside(key):
-                raise UserError(f"{self.url}: a chunk in {key} is missing")
+        # The end of a shard, or all of it. Zarr fills a chunk that is not in its index.
+        is_part = byte_range and not isinstance(byte_range, SuffixByteRequest)
+        name = key.partition("/c/")[0]
+        if value is not None and name in self.sharded and not is_part:
+            self.check_shard(key, value.to_bytes())
         return value
 
-    def num_outside(self, key: str) -> int:
-        """How many chunks of a shard lie beyond the array's edges: nobody has written them."""
+    def check_shard(self, key: str, value: bytes) -> None:
+        """Raise UserError if the index at the end of a shard misses a chunk."""
         name, _, place = key.partition("/c/")
         shape, chunks, shards = self.sharded[name]
         num_chunks = 1
@@ -107,4 +107,7 @@ class CheckedStore(WrapperStore[Store]):
             num_chunks *= shard // chunk
             values_left = min(shard, size - number * shard)
             num_inside *= math.ceil(values_left / chunk)
-        return num_chunks - num_inside
+        # 16 bytes for each chunk, and a checksum. Nobody has written those beyond the edges.
+        index = value[-16 * num_chunks - 4 :]
+        if index.count(NO_CHUNK) > num_chunks - num_inside:
+            raise UserError(f"{self.url}: a chunk in {key} is missing")

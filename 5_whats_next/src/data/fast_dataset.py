@@ -54,16 +54,21 @@ class FastDataset(CloudDataset):
         self.requests: dict[tuple[int, ...], tuple[np.ndarray, list[Any]]] = {}
         self.opened: ts.TensorStore | None = None
         # Seconds of waiting for the store, and of decoding and copying, for a diagnosis. Of all
-        # workers, which add without a lock: a lost update changes it by some milliseconds.
+        # workers, which add without a lock: once in a while, a batch is not counted.
         self.seconds = torch.zeros(2, dtype=torch.float64).share_memory_()
 
         # How each variable is stored: its array, type, packing, axes, level (store.select).
         self.encodings = [self.lazy_fields[name].encoding for name in self.variables]
         self.variable_order = list(range(len(self.variables)))
-        first = self.encodings[0]
-        chunk_of_axis = dict(zip(first["axes"], first["chunks"], strict=True))
-        # (V, T, H, W) of a chunk
-        self.chunk = (1, *(chunk_of_axis[axis] for axis in AXES))
+        # The chunks that lie over one another at a place, and how many layers each of them has:
+        # several levels may be in the same chunk.
+        self.layers: dict[tuple[str, int], int] = {}
+        for encoding in self.encodings:
+            chunk_of_axis = dict(zip(encoding["axes"], encoding["chunks"], strict=True))
+            layers = chunk_of_axis.get("level", 1)
+            number = (encoding["level"] or 0) // layers
+            self.layers[encoding["array"], number] = layers
+        self.chunk = tuple(chunk_of_axis[axis] for axis in AXES)  # times, lat, lon
         if packed:
             store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
             # Consolidated metadata are written last: without them, the copy is not finished.
@@ -71,7 +76,8 @@ class FastDataset(CloudDataset):
             names = copy.attrs["variables"]
             self.variable_order = [names.index(name) for name in self.variables]
             self.encodings = [copy["fields"].encoding | {"array": "packed/fields"}]
-            self.chunk = self.encodings[0]["chunks"]
+            self.layers = {("packed/fields", 0): len(names)}
+            self.chunk = self.encodings[0]["chunks"][1:]
         self.dtype = self.encodings[0]["dtype"]
         if any(encoding["dtype"] != self.dtype for encoding in self.encodings):
             raise UserError(
@@ -100,7 +106,8 @@ class FastDataset(CloudDataset):
             fields = fields[self.variable_order]
             # The globe is round: a window across the edge is a plain slice of this.
             width = self.grid.window[2]
-            self.opened = ts.concat([fields, fields[..., :width]], axis=3)
+            first_columns = fields[..., :width]
+            self.opened = ts.concat([fields, first_columns], axis=3)
         return self.opened
 
     def prefetch(self, indices: Sequence[int]) -> None:
@@ -111,8 +118,9 @@ class FastDataset(CloudDataset):
         values = np.empty(shape, self.dtype)
         futures = []
         for target, index in zip(values, indices, strict=True):
+            region = (slice(None), *self.grid.slices(index))
             # A slice keeps its coordinates; translate_to[0] lets them begin at 0, as the target's.
-            window = self.array[(slice(None), *self.grid.slices(index))].translate_to[0]
+            window = self.array[region].translate_to[0]
             # Into the place where the batch needs it: a result of read() would be copied again.
             place = ts.array(target, copy=False, write=True)
             futures.append(place.write(window))

@@ -155,8 +155,8 @@ class AutoencoderModule(L.LightningModule):
                 f"{text} trainer.precision bf16-mixed has the range of float32"
             )
 
-    # Weights after a bad step are never saved, and their scores never logged.
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Never save weights after a bad step. Their scores are not logged either."""
         self.check_finite()
 
     def on_validation_epoch_start(self) -> None:
@@ -170,13 +170,15 @@ class AutoencoderModule(L.LightningModule):
         output = self.model(x, index)
         weights = latitude_weights(self.trainer.datamodule.val_set, index)
         error = squared_error(output.prediction, x, output.hidden, weights)
-        self.sums = self.sums + error.cpu()
+        # On the device: a copy to the CPU would wait for each batch.
+        self.sums = self.sums.to(error.device) + error
 
     def on_validation_epoch_end(self) -> None:
         """Add up all ranks, and divide. The mean of the ranks' scores would be another number."""
         if self.trainer.sanity_checking:  # its two batches may have no ocean
             return
-        scores = to_scores(sum_over_ranks(self.sums), self.trainer.datamodule.val_set)
+        sums = sum_over_ranks(self.sums).cpu()
+        scores = to_scores(sums, self.trainer.datamodule.val_set)
         # They are equal on all ranks, so a mean changes nothing. Without it Lightning warns.
         self.log_dict(scores, sync_dist=True)
 

@@ -12,7 +12,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from src.model.masking import random_mask
 from src.model.pytorch_model import PATCHES
 
 
@@ -26,9 +25,9 @@ def count_scored(module: Any, x: Tensor, index: Tensor) -> Tensor:
     """How many values of ``x`` are hidden and valid, or the sum of their weights."""
     model = module.model
     valid = ~torch.isnan(rearrange(x, PATCHES, **model.axes))
-    mask = random_mask(
-        valid.any(dim=-1), index, model.seed, module.current_epoch, model.mask_ratio
-    )
+    has_value = valid.any(dim=-1)
+    epoch = module.current_epoch
+    mask = model.random_mask(has_value, index, model.seed, epoch, model.mask_ratio)
     scored = mask.hidden[..., None] & valid
     weights = module.loss_weights(index)
     if weights is not None:
@@ -56,6 +55,7 @@ def backward_each(
             output = module.model(x, index, module.current_epoch, weights)
             loss = output.squared_error / count * module.trainer.world_size
             # Through Lightning, which scales the loss in 16-mixed. It needs no optimizer (None).
-            strategy.backward(loss, None)
+            with module.trainer.profiler.profile("backward"):
+                strategy.backward(loss, None)
             error = error + output.squared_error.detach()
     return error

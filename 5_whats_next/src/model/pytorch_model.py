@@ -32,9 +32,7 @@ class Output(NamedTuple):
     """
 
     squared_error: Tensor  # () summed over the hidden, valid elements of the batch
-    valid_count: (
-        Tensor  # () how many elements that sum runs over, or the sum of their weights
-    )
+    valid_count: Tensor  # () number of these elements, or the sum of their weights
     prediction: Tensor  # (B, V, T, H, W) in the units of x, for every element
     hidden: Tensor  # (B, V, T, H, W) True where the model did not see x
 
@@ -95,6 +93,7 @@ class MaskedAutoencoder(nn.Module):
         self.axes = dict(
             zip(("v", "t", "h", "w", "pt", "ph", "pw"), sizes, strict=True)
         )
+        self.random_mask = random_mask  # another way to draw can be put here
         self.mask_ratio = mask_ratio
         self.seed = seed
         patch_dim = num_variables * math.prod(patch_size)
@@ -122,9 +121,9 @@ class MaskedAutoencoder(nn.Module):
         that of ``x``.
         """
         patches = rearrange(x, PATCHES, **self.axes)  # (B, N, P)
-        valid = ~torch.isnan(patches)
-        values = torch.where(valid, patches, 0.0)
-        mask = random_mask(valid.any(dim=-1), index, self.seed, epoch, self.mask_ratio)
+        valid = ~patches.isnan()
+        values = patches.where(valid, 0.0)
+        mask = self.random_mask(valid.any(-1), index, self.seed, epoch, self.mask_ratio)
 
         tokens = self.encoder(values, valid, mask)  # (B, K, D), of the visible patches
         prediction = self.decoder(tokens, mask)  # (B, N, P), all patches
