@@ -59,6 +59,13 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+class StepReport(Report):
+    """Logs as in the real training, and draws and scores nothing at its end."""
+
+    def on_fit_end(self, *_: object) -> None:
+        """Only the steps are watched."""
+
+
 class Training:
     """A training to be watched, with the callbacks of lightning_train.py but for its checkpoints.
 
@@ -97,7 +104,7 @@ class Training:
             config,
             Path(self.folder.name),
             [
-                Report(wandb="disabled", picture_every_n_epochs=0),
+                StepReport(wandb="disabled"),
                 StopAndSave(),
                 LoaderReport(),
                 *(callbacks or []),
@@ -106,6 +113,8 @@ class Training:
             data,
             precision=chosen.precision,
             enable_checkpointing=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
             **trainer,
         )
 

@@ -22,6 +22,7 @@ from lightning.pytorch.profilers import (
     PyTorchProfiler,
     SimpleProfiler,
 )
+from torch.profiler import schedule
 
 from src.config import CHAPTER
 from src.errors import one_line_errors
@@ -74,7 +75,12 @@ def profile(
         profiler = AdvancedProfiler(**place)
     else:
         processor = "device" if training.device.type == "cuda" else "cpu"
-        profiler = OperatorProfiler(**place, sort_by_key=f"self_{processor}_time_total")
+        profiler = OperatorProfiler(
+            **place,
+            sort_by_key=f"self_{processor}_time_total",
+            # All steps but the first two; by default only three.
+            schedule=schedule(wait=1, warmup=1, active=max(1, chosen.steps - 2)),
+        )
     training.fit(profiler)
 
 

@@ -42,6 +42,8 @@ class SlowModule(AutoencoderModule):
     """AutoencoderModule with forms that can be replaced one by one.
 
     Args:
+        optimizer: as in AutoencoderModule. Here, because build_training looks at the signature.
+        seed: as in AutoencoderModule.
         fused_attention: PyTorch's fused kernel; without it all scores are in memory.
         batched_masks: all masks of a batch at once; without, in a loop over the samples.
         fill_memory: write NaN to each new tensor before its values, PyTorch's deterministic mode.
@@ -51,13 +53,15 @@ class SlowModule(AutoencoderModule):
 
     def __init__(
         self,
+        optimizer: dict[str, Any] | None = None,
+        seed: int = 0,
         fused_attention: bool = False,
         batched_masks: bool = False,
         fill_memory: bool = True,
         waits: bool = True,
         **settings: Any,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(optimizer, seed, **settings)
         self.fused_attention = fused_attention
         self.batched_masks = batched_masks
         self.fill_memory = fill_memory

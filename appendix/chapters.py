@@ -38,17 +38,17 @@ LIMITS = {
     "2_cloud_data": (10_950, 8_950, 2_800),
     # Shards, and a description of what the reader costs and takes.
     "3_data_pipeline": (9_150, 4_600, 2_800),
-    "4_model_profiling": (6_600, 3_000, 2_600),
+    "4_model_profiling": (6_700, 3_000, 2_600),
     "5_whats_next": (11_500, 6_500, 3_200),
 }
 CHAPTERS = list(LIMITS)
-DONE = CHAPTERS[:4]  # here the limits of density bind; for the others they are printed
+DONE = CHAPTERS[:5]  # here the limits of density bind; for the others they are printed
 WHOLE = {
     "tokens of the last chapter": 35_300,
     "its files": 54,
     "tokens that its training imports": 28_400,
     "files that its training imports": 42,
-    "tokens of tools": 9_000,
+    "tokens of tools": 9_400,
     "tokens of the tools' tests": 2_600,
     "words of the appendix": 4_000,
     "words at the root": 1_200,

@@ -7,6 +7,7 @@ import lightning_train
 import pytest
 import step_ladder
 import torch
+from instruments import Training, make_parser
 
 from src.config import CHAPTER
 from src.errors import UserError
@@ -134,3 +135,13 @@ def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
     table = json.loads((tmp_path / "ladder" / "ladder.json").read_text())["rows"]
     assert len(table) == 2
     assert all(row["loss"] < 1e-4 for row in table.values())
+
+
+def test_the_ladder_reaches_optimizer_and_seed():
+    """Broken by: no `optimizer` or `seed` in SlowModule's signature: no rung would have them."""
+    settings = ["--optimizer.fused=true", "--seed_everything=3", OCEAN]
+    chosen, settings = make_parser("").parse_known_args(settings)
+    chosen.model_class = "slow_module.SlowModule"
+    module = Training(chosen, settings).module
+    assert module.hparams.optimizer["fused"]
+    assert module.hparams.seed == 3

@@ -1,0 +1,278 @@
+"""Try on one GPU what the tests on processors cannot, and write a table of the results.
+
+  uv run python appendix/gpu_check.py            nine minutes at most
+  uv run python appendix/gpu_check.py --quick    the same commands, small, on a processor
+
+Each part runs commands of the chapters, for so many seconds at most; where one fails, its line says
+so, and the others go on. Needs no server and no network. Leaves appendix/output/gpu_check/table.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pandas as pd
+import torch
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = ROOT / "appendix" / "output" / "gpu_check"
+STORE = OUTPUT / "store.zarr"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+# In memory, so that nothing is streamed.
+OCEAN = ["--data.dataset=OceanDataset"]
+SMALL = ["--model.embed_dim=16", "--model.depth=1", "--model.decoder_embed_dim=16"]
+LOGGED_EVERY = 12  # steps: between two of them no number may be read from the device
+# What a read looks like in a trace.
+READS = ("Memcpy DtoH", "cudaStreamSynchronize", "cudaDeviceSynchronize")
+
+
+class GpuCheck:
+    """The parts; each returns its result in words, or raises.
+
+    Args:
+        quick: on a processor, with small models and few steps.
+    """
+
+    def __init__(self, quick: bool) -> None:
+        self.quick = quick
+        self.device = f"--trainer.accelerator={'cpu' if quick else 'cuda'}"
+        self.small = SMALL if quick else []
+        self.limit = 0  # seconds for each command
+
+    def run(self, chapter: str, *words: str, **environment: str) -> str:
+        """What a command prints; it runs in the chapter's folder."""
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=ROOT / chapter,
+            env=os.environ | {"WANDB_MODE": "disabled"} | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=self.limit,
+        )
+        if done.returncode:
+            raise RuntimeError(" ".join(done.stdout.splitlines()[-1:]))
+        return done.stdout
+
+    def tests(self) -> str:
+        """Those that are skipped where there is no GPU."""
+        names = [
+            "1_multi_gpu/tests/test_ranks.py",
+            "4_model_profiling/tests/test_step.py",
+        ]
+        options = ["-q", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
+        only = "on_a_gpu or gpus_with_nccl"
+        output = self.run(".", "-m", "pytest", *options, "-k", only, *names)
+        return output.splitlines()[-1]
+
+    def same_curve(self) -> str:
+        """The first steps of raw PyTorch, of Lightning, of DDP by hand, and of a processor."""
+        ways = {
+            "raw PyTorch": ["pytorch_train.py", self.device],
+            "Lightning": ["lightning_train.py", self.device],
+            "by hand": [*TORCHRUN, "pytorch_ddp_train.py", self.device],
+            "processor": ["pytorch_train.py", "--trainer.accelerator=cpu"],
+        }
+        steps = 4 if self.quick else 50
+        settings = [f"--trainer.max_steps={steps}", "--trainer.log_every_n_steps=1"]
+        losses = {}
+        for name, words in ways.items():
+            folder = OUTPUT / name
+            output = f"--trainer.output_dir={folder}"
+            self.run("1_multi_gpu", *words, *settings, *self.small, output)
+            metrics = pd.read_csv(folder / "run_1" / "metrics.csv", index_col="step")
+            losses[name] = metrics["train_loss"].dropna()
+        results = []
+        for name, bound in (
+            ("Lightning", 1e-5),
+            ("by hand", 1e-5),
+            ("processor", 1e-3),
+        ):
+            difference = (losses[name] / losses["raw PyTorch"] - 1).abs().max()
+            if not difference < bound:
+                raise RuntimeError(f"{name} differs by {difference:.1e}")
+            results.append(f"{name} {difference:.0e}")
+        return "largest difference from raw PyTorch: " + ", ".join(results)
+
+    def model_flops(self) -> str:
+        """MFU of a model of the size of ViT-B, in each precision, with and without determinism."""
+        settings = ["--config=config/vit_base.yaml", "--steps=20"]
+        if self.quick:
+            settings = [*OCEAN, "--steps=8"]
+        results = []
+        for name, tf32, words in (
+            ("float32", "0", []),
+            ("TF32", "1", []),
+            ("bfloat16", "0", ["--precision=bf16-mixed"]),
+            (
+                "not deterministic",
+                "0",
+                ["--precision=bf16-mixed", "--trainer.deterministic=false"],
+            ),
+        ):
+            command = ["count_step.py", *settings, *words, self.device, *self.small]
+            variables = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": tf32}
+            output = self.run("4_model_profiling", *command, **variables)
+            share = output.partition("MFU ")[2].split()[0]
+            results.append(f"{name} {share}")
+        return "MFU: " + ", ".join(results)
+
+    def ladder(self) -> str:
+        """How many times as fast each rung is as the first version."""
+        folder = OUTPUT / "ladder"
+        steps = "--steps=2" if self.quick else "--steps=40"
+        options = [steps, "--repeats=1", f"--save-dir={folder}"]
+        command = ["step_ladder.py", *options, *OCEAN, self.device, *self.small]
+        self.run("4_model_profiling", *command)
+        rows = json.loads((folder / "ladder.json").read_text())["rows"]
+        return ", ".join(f"{name} {row['times']:.2f}" for name, row in rows.items())
+
+    def reads(self) -> str:
+        """How often a number is read from the device in ten steps between two logged ones."""
+        folder = ROOT / "4_model_profiling" / "output" / "profiler" / "config"
+        options = ["--profilers=pytorch", f"--steps={2 * LOGGED_EVERY}"]  # all but two
+        every = f"--trainer.log_every_n_steps={LOGGED_EVERY}"
+        command = ["profiler.py", *options, *OCEAN, every, self.device, *self.small]
+        self.run("4_model_profiling", *command)
+        (trace,) = folder.glob("profiler_logs/*.trace.json")
+        events = json.loads(trace.read_text())["traceEvents"]
+        steps = [e for e in events if "run_training_batch" in e.get("name", "")]
+        steps.sort(key=lambda event: event["ts"])
+        # The first one here is the third of the training.
+        first = steps[LOGGED_EVERY - 2]
+        last = steps[LOGGED_EVERY + 7]
+        found = []
+        for event in events:
+            is_between = first["ts"] <= event.get("ts", 0) <= last["ts"] + last["dur"]
+            if is_between and event["name"].startswith(READS):
+                found.append(event["name"])
+        if found:
+            raise RuntimeError(f"{len(found)} reads: {sorted(set(found))}")
+        return "none in ten steps"
+
+    def build_store(self) -> None:
+        """A cube in a folder, and its packed copy."""
+        if STORE.exists():
+            return
+        months = "24" if self.quick else "240"
+        place = ["--url", str(STORE), "--chunk", "[12,64,64]"]
+        self.run(
+            "3_data_pipeline", "build_store.py", "cube", *place, "--months", months
+        )
+        self.run("3_data_pipeline", "build_store.py", "pack", *place)
+
+    def streaming(self) -> str:
+        """Samples a second from a store in a folder, and the share of waiting for them."""
+        self.build_store()
+        folder = OUTPUT / "streaming"
+        options = ["--epochs=1", f"--save-dir={folder}"]
+        command = ["timing_benchmark.py", *options, *stream_settings(self.quick)]
+        self.run("4_model_profiling", *command, self.device, *self.small)
+        summary = yaml.safe_load((folder / "timing_summary.yaml").read_text())
+        table = summary["milliseconds"]
+        speed = 1e3 * 32 / table["total"]["mean"]
+        return f"{speed:.0f} samples/s, {table['data']['share']:.1%} of it waiting"
+
+    def precisions(self) -> str:
+        """Chapter 5's comparison."""
+        turns = ["--turns=1", *OCEAN, self.device, *self.small]
+        output = self.run("5_whats_next", "compare_precision.py", *turns)
+        lines = [
+            line for line in output.splitlines() if "x" in line and ":" not in line
+        ]
+        return "; ".join(" ".join(line.split()) for line in lines)
+
+    def real(self) -> str:
+        """config/real.yaml on one device: DDP, compiled, bfloat16, fused; what is recompiled."""
+        self.build_store()
+        settings = ["--trainer.devices=1", "--trainer.run_name=null"]
+        settings += ["--trainer.cloud_storage_path=none", "--trainer.wandb=disabled"]
+        settings += ["--trainer.max_epochs=2", "--data.batch_size=32", self.device]
+        settings += [f"--trainer.output_dir={OUTPUT / 'real'}"]
+        if self.quick:
+            settings += [*SMALL, "--model.num_heads=4", "--model.decoder_num_heads=4"]
+        periods = stream_settings(self.quick)[-2:]
+        words = ["-c", "config/real.yaml", f"--data.dataset.url={STORE}", *periods]
+        command = ["lightning_train.py", *words, *settings]
+        output = self.run("5_whats_next", *command, TORCH_LOGS="recompiles")
+        count = output.count("Recompiling function")
+        return f"trained two epochs; {count} recompilations"
+
+
+def stream_settings(quick: bool) -> list[str]:
+    """Windows of one month of the store, 32 in a batch; the last two are the periods."""
+    train = '["1900-01","1901-07"]' if quick else '["1900-01","1915-12"]'
+    val = '["1901-09","1901-12"]' if quick else '["1917-01","1919-12"]'
+    dataset = {
+        "url": STORE,
+        "packed": "true",
+        "window": "[1,64,64]",
+        "train_stride": "[1,16,16]",
+        "val_stride": "[1,64,64]",
+        "train_period": train,
+        "val_period": val,
+    }
+    settings = ["--model.patch_size=[1,8,8]", "--data.batch_size=32"]
+    return settings + [
+        f"--data.dataset.{key}={value}" for key, value in dataset.items()
+    ]
+
+
+# Seconds at most.
+PARTS = {
+    "tests": 120,
+    "same_curve": 90,
+    "model_flops": 90,
+    "ladder": 90,
+    "reads": 30,
+    "streaming": 60,
+    "precisions": 30,
+    "real": 30,
+}
+
+
+def main() -> int:
+    """Run all parts, and write the table. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small, on a processor")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    options = parser.parse_args()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    OUTPUT.mkdir(parents=True)
+    check: Any = GpuCheck(options.quick)
+    lines = [f"{hardware(options.quick)}\n", "| part | result |", "|---|---|"]
+    failed = False
+    for name in options.parts:
+        part: Callable[[], str] = getattr(check, name)
+        check.limit = 10 * PARTS[name] if options.quick else PARTS[name]
+        try:
+            result = part()
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failed = True
+            result = f"FAILED: {error}"
+        lines.append(f"| {name.replace('_', ' ')} | {result} |")
+        print(lines[-1], flush=True)
+    (OUTPUT / "table.md").write_text("\n".join(lines) + "\n")
+    return int(failed)
+
+
+def hardware(quick: bool) -> str:
+    """What the table was measured on."""
+    device = platform.processor() if quick else torch.cuda.get_device_name()
+    versions = f"torch {torch.__version__}, lightning {lightning.__version__}"
+    return f"{device}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
