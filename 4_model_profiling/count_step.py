@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.errors import one_line_errors
+from src.errors import UserError, one_line_errors
 from src.model.lightning_module import AutoencoderModule
 from src.model.pytorch_model import MaskedAutoencoder
 from src.step_timer import WARMUP, StepTimer
@@ -52,7 +52,8 @@ class CountStep(Callback):
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Note a tensor that autograd keeps for the backward pass."""
-        # Several tensors may be views of one storage. Of micro-batches, all parts count.
+        # Several tensors may be views of one storage. Micro-batches use addresses again, so with
+        # them the sum lies between that of one part and that of all.
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.weights:
             self.kept[storage.data_ptr()] = storage.nbytes()
@@ -111,6 +112,17 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> tuple[float, floa
     return 2 * size**3 / product, 2 * c.nbytes / copy
 
 
+def bytes_of_state(training: Training) -> int:
+    """Weights, their gradients, and what the optimisers keep."""
+    total = 0
+    for weights in training.module.parameters():
+        total += weights.nbytes * (1 + weights.requires_grad)
+    for optimizer in training.trainer.optimizers:
+        for kept in optimizer.state.values():
+            total += sum(t.nbytes for t in kept.values() if isinstance(t, Tensor))
+    return total
+
+
 def main() -> None:
     """Train some steps, count, and print."""
     parser = make_parser(__doc__)
@@ -118,14 +130,20 @@ def main() -> None:
     chosen, settings = parser.parse_known_args()
     counting = CountStep()
     training = Training(chosen, settings, [counting], max_steps=chosen.steps)
+    if training.module.hparams.get("compile"):
+        raise UserError("--model.compile: the counter sees no compiled operators")
     timer = StepTimer(training.device.type)
     training.fit(timer)
 
     flops = counting.counter.get_total_flops()
     kept = sum(counting.kept.values())
-    # Weights, gradients, AdamW's two averages.
-    state = sum(4 * weights.nbytes for weights in training.module.parameters())
-    step_ms = milliseconds(timer)["total"].iloc[WARMUP:].median()
+    state = bytes_of_state(training)
+    steps = milliseconds(timer)["total"].iloc[WARMUP:]
+    if steps.empty:
+        raise UserError(f"--steps {chosen.steps}: {WARMUP} of them do not count")
+    if not training.trainer.is_global_zero:
+        return
+    step_ms = steps.median()
     product, copy = machine_speed(training.device, DTYPES[chosen.precision])
     computing = flops / product
     # The least that a step moves: what is kept, and the state, are each written and read once.
@@ -134,10 +152,11 @@ def main() -> None:
     print(training.describe())
     print(f"counted     {flops / 1e9:.3f} GFLOP")
     if isinstance(training.module, AutoencoderModule):
-        formula = training.batch_size * step_flops(training.module.model)
+        samples = training.batch_size / training.trainer.world_size  # of this rank
+        formula = samples * step_flops(training.module.model)
         print(f"by formula  {formula / 1e9:.3f} GFLOP")
     print(f"kept        {kept / 1e6:.1f} MB for the gradients")
-    print(f"state       {state / 1e6:.1f} MB of weights, gradients, AdamW's averages")
+    print(f"state       {state / 1e6:.1f} MB of weights, gradients, optimizer")
     print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product")
     print(f"            {copy / 1e9:.0f} GB/s in a copy")
     print(f"measured    {step_ms:.1f} ms, MFU {1e3 * computing / step_ms:.1%}")

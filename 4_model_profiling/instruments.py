@@ -40,12 +40,14 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All settings of lightning_train.py work here, too: --data.batch_size 64.",
+        epilog="Settings of lightning_train.py work here, too: --data.batch_size 64. The number of"
+        " steps, checkpoints and wandb are the instrument's.",
     )
     parser.add_argument(
         "-c",
         "--config",
-        default=str(DEFAULT_FILE),
+        action="append",
+        default=[],
         help="YAML file; default config.yaml",
     )
     parser.add_argument("--model-class", help="import path of your LightningModule")
@@ -92,7 +94,8 @@ class Training:
             model = import_class(chosen.model_class, L.LightningModule)
         if chosen.data_class:
             data = import_class(chosen.data_class, L.LightningDataModule)
-        words = ["-c", chosen.config, *settings]
+        files = [f"-c={file}" for file in chosen.config or [DEFAULT_FILE]]
+        words = [*files, *settings]
         config, self.settings = parse_config("", words, model, data, LightningSettings)
         device = choose_device(config.trainer.accelerator)
         if chosen.precision == "16-mixed" and device.type == "cpu":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -101,6 +102,9 @@ def build_training(
     """
     seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
+    # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs
+    # time, and changes no result (chapter 4 compares).
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     data_module = build(data, config.get("data"), shared)
     module = build(model, config.get("model"), shared)

@@ -24,7 +24,7 @@ from lightning.pytorch.profilers import (
 )
 from torch.profiler import schedule
 
-from src.config import CHAPTER
+from src.config import CHAPTER, DEFAULT_FILE
 from src.errors import one_line_errors
 
 NAMES = ("simple", "advanced", "pytorch")
@@ -49,7 +49,7 @@ def main() -> None:
         "--steps", type=int, default=20, help="training steps under each of them"
     )
     chosen, settings = parser.parse_known_args()
-    name_of_config = Path(chosen.config).stem
+    name_of_config = Path([DEFAULT_FILE, *chosen.config][-1]).stem
     folder = CHAPTER / "output" / "profiler" / name_of_config / "profiler_logs"
     for name in chosen.profilers:
         for old in folder.glob(f"*{name}_profiler_output*"):

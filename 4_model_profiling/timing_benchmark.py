@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from src.errors import UserError, one_line_errors
 from src.step_timer import WARMUP, StepTimer
 
-# Okabe and Ito's colours, which also those tell apart who see fewer of them.
+# Okabe and Ito's colours, for colour-blind readers too.
 COLORS = {
     "data": "#E69F00",
     "transfer": "#F0E442",
@@ -38,7 +38,7 @@ ADVICE = {
     "optimizer": "--optimizer.fused true",
     "other": "less logging, fewer callbacks; profiler.py shows the functions",
 }
-# Steps as long as this at the 90th percentile, compared with the median, are not the model's doing.
+# One forward pass in ten that takes so many times the median is not the model's doing.
 BUSY = 1.5
 
 
@@ -103,8 +103,9 @@ def summarise(steps: pd.DataFrame) -> pd.DataFrame:
 
 def advice(table: pd.DataFrame, device: str) -> str:
     """What to look at first."""
-    total = table.loc["total"]
-    if total["p90"] > BUSY * total["median"]:
+    # Not the total: a step that waits for its data is the loader's doing.
+    forward = table.loc["forward"]
+    if forward["p90"] > BUSY * forward["median"]:
         return "one step in ten is much slower: is something else running here? measure again"
     share = table["share"].drop("total")
     largest = share.idxmax()

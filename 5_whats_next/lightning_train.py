@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -143,6 +144,9 @@ def build_training(
         # Lightning would take bfloat16.
         raise UserError("trainer.precision: 16-mixed needs a GPU; bf16-mixed does not")
     L.seed_everything(seed, workers=True, verbose=False)
+    # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs
+    # time, and changes no result (chapter 4 compares).
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     data = build(FieldDataModule, config.get("data"), shared)
     module = build(AutoencoderModule, config.get("model"), shared)

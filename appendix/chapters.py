@@ -38,7 +38,7 @@ LIMITS = {
     "2_cloud_data": (10_950, 8_950, 2_800),
     # Shards, and a description of what the reader costs and takes.
     "3_data_pipeline": (9_150, 4_600, 2_800),
-    "4_model_profiling": (6_700, 3_000, 2_600),
+    "4_model_profiling": (6_800, 3_000, 2_600),
     "5_whats_next": (11_500, 6_500, 3_200),
 }
 CHAPTERS = list(LIMITS)

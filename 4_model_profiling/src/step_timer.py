@@ -94,7 +94,8 @@ class StepTimer(Profiler):
             row = {"epoch": self.epochs[number], "total": 0.0}
             row |= dict.fromkeys([*PARTS.values(), "other"], 0.0)
             # A step ends where the next one begins, or in front of the validation.
-            if self.epochs[number + 1 : number + 2] == [self.epochs[number]]:
+            is_last = number + 1 == len(self.steps)
+            if not is_last and self.epochs[number + 1] == self.epochs[number]:
                 marks = [
                     *marks[:-1],
                     ("other", marks[-1][1]),

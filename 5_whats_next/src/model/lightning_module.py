@@ -74,9 +74,6 @@ class AutoencoderModule(L.LightningModule):
                 )
             if self.hparams.compile:
                 compile_forward(self.model)
-        # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs
-        # time, and changes no result (chapter 4 compares).
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of this rank's samples.
@@ -124,7 +121,8 @@ class AutoencoderModule(L.LightningModule):
         largest_norm = self.trainer.gradient_clip_val or float("inf")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler and optimizer.defaults.get("fused"):
-            # A fused one would do so in its step, after the clipping.
+            # Lightning leaves this to a fused optimiser's step, which comes after the clipping:
+            # the norm would be that of scaled gradients.
             scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
         # The answer stays on the device: to ask for it in each step is to wait for a GPU in each
