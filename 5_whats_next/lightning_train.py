@@ -7,9 +7,9 @@ uv run python lightning_train.py --resume output/run_1         go on where a run
 uv run python lightning_train.py --resume s3://embedded/checkpoints/mine    from the cloud
 """
 
-import argparse
 import inspect
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +21,9 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.callbacks import CloudUploadCallback, storage_path
+from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import DurableCheckpointIO
-from src.cloud_run import find_run
-from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
+from src.config import CHAPTER, TrainerSettings, choose_device
 from src.data.lightning_datamodule import FieldDataModule
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
@@ -32,6 +31,7 @@ from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
 from src.report_callback import Report
+from src.resume import Start, find_start, only_training
 from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
 
@@ -48,7 +48,7 @@ class LightningSettings(TrainerSettings):
         run_name: begin the run of this name, or go on with it; null makes a new one.
         resume_policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
         cloud_storage_path: where to upload to; null: CLOUD_STORAGE_PATH or embedded; or none.
-        upload_every_n_steps: upload inside an epoch too; 0 means at its end only.
+        upload_every_n_steps: save and upload inside an epoch too; 0 means at its end only.
     """
 
     devices: PositiveInt = 1
@@ -67,7 +67,14 @@ CLASSES = AutoencoderModule, FieldDataModule, LightningSettings
 def main() -> int:
     """Read the settings and train. Returns the exit code."""
     load_environment()
-    config, resolved, folder, checkpoint = find_start(sys.argv[1:])
+    with ExitStack() as stack:
+        start = find_start(__doc__, sys.argv[1:], CLASSES, stack)
+        return train(start, stack)
+
+
+def train(start: Start, stack: ExitStack) -> int:
+    """Train on the devices of the settings. Returns the exit code."""
+    config = start.config
     settings = config.trainer
     # For its one line of error. Lightning chooses the device itself.
     choose_device(settings.accelerator)
@@ -75,14 +82,18 @@ def main() -> int:
         return launch(settings.devices)
 
     # From here on every rank runs every line. Rank 0 alone makes a folder, and writes.
+    folder = start.folder
     if not folder:
         is_first = rank_zero_only.rank == 0
         folder = new_run_folder(CHAPTER / settings.output_dir) if is_first else Path()
-    if not checkpoint and rank_zero_only.rank == 0:
+        stack.enter_context(only_training(folder))
+    if not start.checkpoint and rank_zero_only.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
+    # What is uploaded has to be saved before.
+    save_every = settings.checkpoint_every_n_steps or settings.upload_every_n_steps
     callbacks = [
-        Report(settings.wandb, settings.picture_every_n_epochs, resolved),
-        StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
+        Report(settings.wandb, settings.picture_every_n_epochs, start.resolved),
+        StopAndSave(settings.max_steps, save_every),
         CloudUploadCallback(
             settings.cloud_storage_path,
             upload_every_n_steps=settings.upload_every_n_steps,
@@ -96,42 +107,8 @@ def main() -> int:
         LoaderReport(),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
-    trainer.fit(module, data, ckpt_path=checkpoint)
+    trainer.fit(module, data, ckpt_path=start.checkpoint)
     return 0
-
-
-def find_start(arguments: list[str]) -> tuple[Namespace, str, Path | None, Path | None]:
-    """The settings, also as YAML, the run's folder, and the checkpoint that it goes on from.
-
-    A new run without a name has no folder yet.
-    """
-    # Needed before the settings are read: their file may have to be downloaded into this folder.
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--resume", default="")
-    early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
-    early_options, _ = early.parse_known_args(arguments)
-    if "://" in early_options.resume:
-        cloud, _, name = early_options.resume.rstrip("/").rpartition("/")
-        folder = CHAPTER / early_options.output_dir / name
-        find_run(folder, "must", cloud)
-        arguments = [*arguments, f"--resume={folder}"]  # the last one counts
-    config, resolved = parse_config(__doc__, arguments, *CLASSES)
-    settings = config.trainer
-    if config.resume:
-        folder = Path(config.resume).resolve()
-        return config, resolved, folder, find_run(folder, "must", cloud="")
-    if not settings.run_name:
-        return config, resolved, None, None
-    folder = CHAPTER / settings.output_dir / settings.run_name
-    checkpoint = find_run(
-        folder, settings.resume_policy, storage_path(settings.cloud_storage_path)
-    )
-    if checkpoint:
-        # The saved settings apply; a setting given here must not contradict them.
-        config, resolved = parse_config(
-            __doc__, [*arguments, f"--resume={folder}"], *CLASSES
-        )
-    return config, resolved, folder, checkpoint
 
 
 def build_training(

@@ -1,4 +1,4 @@
-"""Check everything before a long training: ten checks, a line for each.
+"""Check everything before a long training: twelve checks, a line for each.
 
 uv run python preflight.py -c config/real.yaml --price_per_hour 20
 
@@ -10,25 +10,203 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import lightning_train
 import torch
+import wandb
 from jsonargparse import Namespace
 from short_run import Recorder, read_options, short_training
 
 from src.callbacks import storage_path
-from src.cloud_run import CloudFolder
+from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, choose_device
+from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
 
 STEPS = 12  # that are timed; the first quarter warms up
+TIMEOUT = 5.0  # seconds for a server's answer
+OWN_DATA = "your own data module; the step tries it"
+
+
+@dataclass
+class Plan:
+    """What is checked, and what earlier checks have found for later ones.
+
+    Args:
+        config: the training's settings.
+        price_per_hour: of all devices.
+        loaders: the data, from the check `data` on.
+        run: the short training, from the check `step` on.
+    """
+
+    config: Namespace
+    price_per_hour: float
+    loaders: Any = None
+    run: Any = None
+
+    @property
+    def ranks(self) -> int:
+        """Processes on all machines."""
+        return int(self.config.trainer.devices * self.config.trainer.num_nodes)
+
+    @property
+    def device(self) -> str:
+        """The kind of device: cuda, mps or cpu."""
+        return choose_device(self.config.trainer.accelerator).type
+
+
+def check_device(plan: Plan) -> str:
+    """As many devices as wanted."""
+    settings = plan.config.trainer
+    available = getattr(torch, plan.device).device_count()
+    if settings.devices > available and plan.device != "cpu":
+        raise UserError(f"trainer.devices: {settings.devices}; here are {available}")
+    name = torch.cuda.get_device_name() if plan.device == "cuda" else plan.device
+    return f"{settings.devices} x {name}, on {settings.num_nodes} nodes"
+
+
+def check_precision(plan: Plan) -> str:
+    """The device computes in it."""
+    wanted = plan.config.trainer.precision
+    if wanted == "16-mixed" and plan.device == "cpu":
+        raise UserError("trainer.precision: 16-mixed needs a GPU")
+    is_emulated = plan.device == "cuda" and not torch.cuda.is_bf16_supported(False)
+    if wanted == "bf16-mixed" and is_emulated:
+        raise UserError(
+            "trainer.precision: this GPU only emulates bfloat16; take 16-mixed"
+        )
+    return str(wanted)
+
+
+def check_batch(plan: Plan) -> str:
+    """The devices get equal parts."""
+    size = plan.config.data.get("batch_size")
+    if size is None:
+        return OWN_DATA
+    if size % plan.ranks:
+        raise UserError(
+            f"data.batch_size: {size} is no multiple of {plan.ranks} devices"
+        )
+    return f"{size} samples, {size // plan.ranks} on each device"
+
+
+def check_cores(plan: Plan) -> str:
+    """A core for each process; too few are slow, and no error."""
+    # A cluster's job may not use all.
+    affinity = getattr(os, "sched_getaffinity", None)
+    here = len(affinity(0)) if affinity else os.cpu_count() or 1
+    workers = plan.config.data.get("num_workers", 0)
+    needed = plan.config.trainer.devices * (1 + workers)
+    slow = "; processes will wait for each other" if needed > here else ""
+    return f"{needed} processes on {here} cores{slow}"
+
+
+def check_data(plan: Plan) -> str:
+    """The data are there."""
+    if FieldDataModule not in lightning_train.CLASSES:
+        return OWN_DATA
+    plan.loaders = Loaders(**vars(plan.config.data))
+    train_set = plan.loaders.train_set
+    return f"{len(train_set)} samples, and {len(plan.loaders.val_set)} to validate"
+
+
+def check_sample(plan: Plan) -> str:
+    """Its values are normalised: wrong statistics give others."""
+    if plan.loaders is None:
+        return OWN_DATA
+    x, _ = plan.loaders.train_set[0]
+    values = x[~x.isnan()]
+    mean = float(values.mean())
+    std = float(values.std())
+    if not (abs(mean) < 3 and 0.03 < std < 10):  # also for NaN
+        raise UserError(
+            f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?"
+        )
+    share = values.numel() / x.numel()
+    return f"{list(x.shape)}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
+
+
+def check_memory(plan: Plan) -> str:
+    """Room in /dev/shm, where workers hand batches over; a full one kills them."""
+    if plan.loaders is None:
+        return OWN_DATA
+    settings = plan.config.data
+    place = Path("/dev/shm")
+    if not settings.num_workers or not place.exists():
+        return "none needed"
+    sample = 4 * torch.Size(plan.loaders.train_set.sample_shape).numel()
+    # 3: a training batch, and a validation batch of twice the size; both sets of workers stay.
+    batches = settings.num_workers * settings.prefetch_factor * 3
+    batches *= plan.config.trainer.devices
+    return enough_room(batches * sample * settings.batch_size // plan.ranks, place)
+
+
+def check_step(plan: Plan) -> str:
+    """A few steps, on one device with its part of the batch."""
+    # This changes the settings: the checks that need the whole batch come before.
+    if plan.config.data.get("batch_size"):
+        plan.config.data.batch_size //= plan.ranks
+    plan.config.trainer.devices = plan.config.trainer.num_nodes = 1
+    plan.run = short_training(plan.config, Recorder(STEPS))
+    seconds = median(plan.run.seconds[STEPS // 4 :])
+    epoch = seconds * plan.run.steps_per_epoch
+    hours = epoch * plan.config.trainer.max_epochs / 3600
+    price = ""
+    if plan.price_per_hour:
+        price = f", price {hours * plan.price_per_hour:.2f}"
+    return f"{seconds:.3f} s; an epoch {epoch:.0f} s; the training {hours:.2f} h{price}"
+
+
+def check_checkpoint(plan: Plan) -> str:
+    """That of the short training has been read back."""
+    if plan.run.checkpoint_step != STEPS:
+        raise UserError("the checkpoint that was saved is damaged")
+    return f"{plan.run.checkpoint_bytes / 1e6:.1f} MB, saved and read back"
+
+
+def check_disk(plan: Plan) -> str:
+    """Room for eight checkpoints.
+
+    The best and the last, those before them, one being written, and three that are on their way to
+    the cloud and back.
+    """
+    folder = CHAPTER / plan.config.trainer.output_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    return enough_room(8 * plan.run.checkpoint_bytes, folder)
+
+
+def check_cloud(plan: Plan) -> str:
+    """Checkpoints can be written, read and deleted; without the right to list, a line says so."""
+    path = storage_path(plan.config.trainer.cloud_storage_path)
+    if not path:
+        return "no upload"
+    folder = CloudFolder(f"{path}/preflight")
+    folder.probe()
+    try:
+        folder.names()
+    except UserError:
+        return f"{path} can be written and read, not listed: killed uploads stay"
+    return f"{path} can be written, read and listed"
+
+
+def check_wandb(plan: Plan) -> str:
+    """An online run has a key that the server knows."""
+    mode = plan.config.trainer.wandb or os.environ.get("WANDB_MODE", "offline")
+    if mode != "online":
+        return str(mode)
+    if not os.environ.get("WANDB_API_KEY"):
+        raise UserError("WANDB_API_KEY is not set")
+    return f"online, as {wandb.Api(timeout=4).viewer.username}"
 
 
 def enough_room(needed: int, folder: Path) -> str:
+    """Raises UserError if so many bytes are not free there."""
     free = shutil.disk_usage(folder).free
     text = f"{needed / 1e9:.2f} GB needed, {free / 1e9:.2f} free"
     if needed > free:
@@ -36,149 +214,54 @@ def enough_room(needed: int, folder: Path) -> str:
     return text
 
 
-# The checks; each returns a line, or raises for what would fail.
-class Preflight:
-    def __init__(self, config: Namespace, price_per_hour: float) -> None:
-        self.config, self.price = config, price_per_hour
-        self.ranks = config.trainer.devices * config.trainer.num_nodes
-
-    def device(self) -> str:
-        kind = choose_device(self.config.trainer.accelerator).type
-        available = getattr(torch, kind).device_count()
-        if self.config.trainer.devices > available and kind != "cpu":
-            raise UserError(
-                f"trainer.devices: {self.config.trainer.devices}; here are {available}"
-            )
-        name = torch.cuda.get_device_name() if kind == "cuda" else kind
-        return f"{self.config.trainer.devices} x {name}, on {self.config.trainer.num_nodes} nodes"
-
-    def precision(self) -> str:
-        kind = choose_device(self.config.trainer.accelerator).type
-        wanted = self.config.trainer.precision
-        if wanted == "16-mixed" and kind == "cpu":
-            raise UserError("trainer.precision: 16-mixed needs a GPU")
-        if (
-            wanted == "bf16-mixed"
-            and kind == "cuda"
-            and not torch.cuda.is_bf16_supported(False)
-        ):
-            raise UserError(
-                "trainer.precision: this GPU only emulates bfloat16; take 16-mixed"
-            )
-        return wanted
-
-    def batch(self) -> str:
-        size = self.config.data.batch_size
-        if size % self.ranks:
-            raise UserError(
-                f"data.batch_size: {size} is no multiple of {self.ranks} devices"
-            )
-        return f"{size} samples, {size // self.ranks} on each device"
-
-    def cores(self) -> str:
-        # A cluster's job may not use all.
-        affinity = getattr(os, "sched_getaffinity", None)
-        here = len(affinity(0)) if affinity else os.cpu_count()
-        needed = self.config.trainer.devices * (1 + self.config.data.num_workers)
-        slow = "; processes will wait for each other" if needed > here else ""
-        return f"{needed} processes on {here} cores{slow}"
-
-    def data(self) -> str:
-        self.loaders = Loaders(**vars(self.config.data))
-        return f"{len(self.loaders.train_set)} samples, and {len(self.loaders.val_set)} to validate"
-
-    # Wrong statistics give samples far from mean 0 and deviation 1.
-    def sample(self) -> str:
-        x, _ = self.loaders.train_set[0]
-        values = x[~x.isnan()]
-        mean, std = float(values.mean()), float(values.std())
-        if not (abs(mean) < 3 and 0.03 < std < 10):  # also for NaN
-            raise UserError(
-                f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?"
-            )
-        share = values.numel() / x.numel()
-        return f"{list(x.shape)}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
-
-    # Workers hand batches over in /dev/shm; a full one kills them.
-    def memory(self) -> str:
-        settings, place = self.config.data, Path("/dev/shm")
-        if not settings.num_workers or not place.exists():
-            return "none needed"
-        sample = 4 * torch.Size(self.loaders.train_set.sample_shape).numel()
-        # 3: a training batch, and a validation batch of twice the size; both sets of workers stay.
-        batches = (
-            self.config.trainer.devices
-            * settings.num_workers
-            * settings.prefetch_factor
-            * 3
-        )
-        return enough_room(batches * sample * settings.batch_size // self.ranks, place)
-
-    # A few steps, on one device with its part of the batch.
-    def step(self) -> str:
-        # This changes the settings: the checks that need the whole batch come before.
-        self.config.data.batch_size //= self.ranks
-        self.config.trainer.devices = self.config.trainer.num_nodes = 1
-        self.run = short_training(self.config, Recorder(STEPS))
-        seconds = median(self.run.seconds[STEPS // 4 :])
-        epoch = seconds * self.loaders.steps_per_epoch
-        hours = epoch * self.config.trainer.max_epochs / 3600
-        price = f", price {hours * self.price:.2f}" if self.price else ""
-        return f"{seconds:.3f} s; an epoch {epoch:.0f} s; the training {hours:.2f} h{price}"
-
-    # Eight checkpoints: the best and the last, those before them, one being written, and three that
-    # are on their way to the cloud and back.
-    def disk(self) -> str:
-        folder = CHAPTER / self.config.trainer.output_dir
-        folder.mkdir(parents=True, exist_ok=True)
-        # A weight and AdamW's two averages, in float32.
-        return enough_room(8 * 12 * self.run.parameters, folder)
-
-    def cloud(self) -> str:
-        path = storage_path(self.config.trainer.cloud_storage_path)
-        if not path:
-            return "no upload"
-        CloudFolder(f"{path}/preflight").probe()
-        return f"{path} can be written and read"
+CHECKS: dict[str, Callable[[Plan], str]] = {
+    "device": check_device,
+    "precision": check_precision,
+    "batch": check_batch,
+    "cores": check_cores,
+    "data": check_data,
+    "sample": check_sample,
+    "memory": check_memory,
+    "step": check_step,
+    "checkpoint": check_checkpoint,
+    "disk": check_disk,
+    "cloud": check_cloud,
+    "wandb": check_wandb,
+}
+NEED_A_STEP = ("checkpoint", "disk")
+ASK_A_SERVER = ("sample", "cloud", "wandb")
 
 
-# In the order above.
-CHECKS = [name for name in vars(Preflight) if not name.startswith("_")]
-# Seconds for those that ask a server; a store's metadata have the same limit (store.py).
-TIMEOUTS = {"sample": 5.0, "cloud": 5.0}
-
-
-# The mark and the line of a check, which may take so many seconds.
-def attempt(check: Callable[[], str], seconds: float | None) -> tuple[str, str]:
+def attempt(name: str, plan: Plan) -> tuple[str, str]:
+    """The mark and the line of a check."""
+    if name in NEED_A_STEP and plan.run is None:
+        return "FAIL", "needs a check that has failed"
     result = []
 
     def work() -> None:
         try:
-            result.append(("ok", check()))
+            result.append(("ok", CHECKS[name](plan)))
         except Exception as error:  # whatever it is, the other checks go on
-            # loaders or run
-            is_missing = isinstance(getattr(error, "obj", None), Preflight)
-            text = "needs a check that has failed" if is_missing else str(error)
-            result.append(("FAIL", " ".join(text.split())))
+            result.append(("FAIL", " ".join(str(error).split())))
 
-    if seconds:
+    if name in ASK_A_SERVER:
         # A daemon: a thread that waits for a server does not keep the process alive.
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        thread.join(seconds)
+        thread.join(TIMEOUT)
     else:
         work()
-    return result[0] if result else ("FAIL", f"no answer in {seconds:g} s")
+    return result[0] if result else ("FAIL", f"no answer in {TIMEOUT:g} s")
 
 
-# Run the checks; returns 1 if one failed.
 def main() -> int:
+    """Run the checks; returns 1 if one failed."""
     load_environment()
     chosen, config = read_options(__doc__, {"price_per_hour": 0.0}, [])
-    preflight: Any = Preflight(config, chosen.price_per_hour)
+    plan = Plan(config, chosen.price_per_hour)
     marks = []
     for name in CHECKS:
-        mark, line = attempt(getattr(preflight, name), TIMEOUTS.get(name))
+        mark, line = attempt(name, plan)
         print(f"{mark:<5} {name:<10} {line}", flush=True)
         marks.append(mark)
     return int("FAIL" in marks)

@@ -15,14 +15,17 @@ from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning_train import CLASSES, build_training
 
+from src.checkpoint_files import read_step
 from src.config import CHAPTER, parse_config
 
 
-# A script's own options, with these defaults, and the settings of the training.
 def read_options(
     doc: Any, options: dict[str, Any], first: list[str]
 ) -> tuple[Any, Any]:
-    # `first` are settings that the command line overrides.
+    """A script's own options, with these defaults, and the settings of the training.
+
+    ``first`` are settings that the command line overrides.
+    """
     more = "and all settings of lightning_train.py; its --help explains them"
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -50,12 +53,14 @@ class Recorder(Callback):
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address.
         self.kept: dict[int, int] = {}
-        self.hooks, self.parameters = ExitStack(), 0
-
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.parameters = sum(weight.numel() for weight in module.parameters())
+        self.hooks = ExitStack()
+        # Of a training that ends after max_steps.
+        self.steps_per_epoch = 0
+        self.checkpoint_bytes = 0
+        self.checkpoint_step: int | None = None
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
+        """Start the clock; in the first step also look at what is kept for the gradients."""
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         if not self.losses:
             hooks = torch.autograd.graph.saved_tensors_hooks(
@@ -66,21 +71,30 @@ class Recorder(Callback):
         self.start = perf_counter()
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()  # several tensors may be views of it
         self.kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def on_before_backward(self, *_: object) -> None:
+        """The forward pass is over."""
         self.hooks.close()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
+        """Stop the clock, and after max_steps the training."""
         wait_for_device()
         self.seconds.append(perf_counter() - self.start)
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
         if len(self.losses) == self.max_steps:
+            self.steps_per_epoch = trainer.num_training_batches
+            path = Path(trainer.default_root_dir, "last.ckpt")
+            trainer.save_checkpoint(path)
+            self.checkpoint_bytes = path.stat().st_size
+            self.checkpoint_step = read_step(path)
             raise EnoughStepsError
 
     def on_validation_end(self, trainer: L.Trainer, *_: object) -> None:
+        """Keep the scores."""
         if not trainer.sanity_checking:
             metrics = trainer.callback_metrics.items()
             self.scores[trainer.global_step] = {
@@ -89,6 +103,7 @@ class Recorder(Callback):
 
 
 def wait_for_device() -> None:
+    """Return when the GPU has done what was asked for."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -103,8 +118,8 @@ def short_training(config: Namespace, recorder: Any) -> Any:
     return recorder
 
 
-# output/NAME in the chapter, for tables and pictures.
 def results_folder(name: str) -> Path:
+    """output/NAME in the chapter, for tables and pictures."""
     folder = CHAPTER / "output" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder

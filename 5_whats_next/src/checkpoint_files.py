@@ -1,31 +1,63 @@
 """Checkpoints on the disk that survive a crash, a full disk and a flipped bit."""
 
+import errno
 import os
 import shutil
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from src.checkpoint import read_checkpoint, save_atomic
 from src.errors import UserError
 
 
+def is_intact(path: Path) -> bool:
+    """Whether all parts of a file have the checksums that were saved with them.
+
+    torch.save writes a zip archive with a checksum of each part. torch.load does not compare them:
+    a flipped bit becomes a weight.
+
+    Raises:
+        UserError: the file cannot be read, as without permission; that is no damage.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except OSError as error:
+        # A damaged table of contents may point outside of the file.
+        if error.errno == errno.EINVAL:
+            return False
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except Exception:  # a damaged archive can fail anywhere
+        return False
+
+
+def saved_step(path: Path) -> int:
+    """The optimiser steps in a checkpoint, whose weights stay on the disk.
+
+    Raises:
+        UserError: it holds something that no resume reads, because it may run any code.
+    """
+    if refused := get_unsafe_globals_in_checkpoint(path):
+        raise UserError(f"{path} holds {', '.join(refused)}, which no resume reads")
+    saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return int(saved["global_step"])
+
+
 def read_step(path: Path) -> int | None:
     """The optimiser steps in a checkpoint; None if the file is damaged."""
+    if not is_intact(path):
+        return None
     try:
-        # torch.save writes a zip archive with a checksum of each part. torch.load does not compare
-        # them: a flipped bit becomes a weight.
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():
-                return None
-        # mmap: the weights stay on the disk.
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return int(saved["global_step"])
-    except Exception:  # a damaged archive can fail anywhere
+        return saved_step(path)
+    except (RuntimeError, KeyError):  # torch compares what zipfile does not look at
         return None
 
 
@@ -49,7 +81,8 @@ def newest_intact(folder: Path) -> tuple[Path | None, int]:
 def save_durably(state: dict[str, Any], path: Path) -> None:
     """Write a checkpoint; the one that was there becomes NAME.previous.ckpt.
 
-    Raises UserError if that fails, as on a full disk; the older files are as they were.
+    Raises:
+        UserError: it failed, as on a full disk; the older files are as they were.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     previous = path.with_name(f"{path.stem}.previous.tmp")
@@ -72,8 +105,8 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
         ) from error
 
 
-# A second name for a file: it costs no copy, and stays when ``path`` is replaced.
 def add_name(path: Path, other: Path) -> None:
+    """A second name for a file: it costs no copy, and stays when ``path`` is replaced."""
     other.unlink(missing_ok=True)
     try:
         os.link(path, other)
@@ -92,29 +125,51 @@ def sync_folder(folder: Path) -> None:
 class DurableCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoints, written and read as above."""
 
+    is_first = True
+
     # Lightning stages in TMPDIR and moves: where that is another filesystem, a crash while moving
     # destroys the last checkpoint. https://github.com/Lightning-AI/pytorch-lightning/issues/21253
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
     ) -> None:
+        """Write it, and read the first one back: a training of days must not end with nothing."""
         save_durably(checkpoint, Path(path))
+        if self.is_first and get_unsafe_globals_in_checkpoint(path):
+            names = ", ".join(unreadable_entries(checkpoint))
+            raise UserError(
+                f"no resume could read the checkpoint: write {names} as str, int, float,"
+                " list or dict (save_hyperparameters, state_dict)"
+            )
+        self.is_first = False
 
-    # Raises UserError if the file is damaged.
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        if read_step(Path(path)) is None:
+        """Read it. Raises UserError if the file is damaged."""
+        path = Path(path)
+        if read_step(path) is None:
             raise UserError(f"{path} is damaged, or no checkpoint")
-        checkpoint = read_checkpoint(Path(path))
+        checkpoint = read_checkpoint(path)
         # ModelCheckpoint forgets the best score if the run's folder has another path now, as on
         # another machine: the next epoch would then replace best.ckpt, however bad it is.
-        folder = str(Path(path).resolve().parent)
+        folder = str(path.resolve().parent)
         for name, state in checkpoint["callbacks"].items():
             if old_folder := state.get("dirpath"):
                 checkpoint["callbacks"][name] = move_paths(state, old_folder, folder)
         return checkpoint
 
 
-# A callback's state, in which paths begin with ``folder`` in place of ``old_folder``.
+def unreadable_entries(checkpoint: dict[str, Any]) -> Iterator[str]:
+    """The names of the entries that torch.load refuses, such as hyper_parameters.folder."""
+    for section, content in checkpoint.items():
+        for name, value in content.items() if isinstance(content, dict) else ():
+            file = BytesIO()
+            torch.save(value, file)
+            file.seek(0)
+            if get_unsafe_globals_in_checkpoint(file):
+                yield f"{section}.{name}"
+
+
 def move_paths(state: Any, old_folder: str, folder: str) -> Any:
+    """A callback's state, in which paths begin with ``folder`` in place of ``old_folder``."""
     if isinstance(state, dict):
         moved = [
             [move_paths(part, old_folder, folder) for part in item]

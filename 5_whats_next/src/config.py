@@ -105,7 +105,10 @@ def parse_config(
 
     # Without --resume: these settings also begin a new run.
     config.pop("resume")
-    resolved = parser.dump(config, skip_unset=False)
+    # Nor max_steps: it is where this command stops, and the next one goes past it.
+    unlimited = config.clone()
+    unlimited["trainer.max_steps"] = -1
+    resolved = parser.dump(unlimited, skip_unset=False)
     config.resume = options.resume
     # Makes the dataset's factory. The sections stay settings: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)

@@ -12,6 +12,19 @@ from src.signals import StopRequest
 # Many machines kill 30 seconds after SIGTERM; a cluster's job may have more. In this time the step,
 # or a validation, has to end, its checkpoint has to be written, and uploads get what is left.
 PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
+RESERVE = 2.0  # seconds of them to end after the last upload
+
+
+class StoppedBySignal(SystemExit):
+    """The end of a training that has got a signal, and the time that is left for it."""
+
+    def __init__(self, number: int, deadline: float) -> None:
+        super().__init__(128 + number)
+        self.deadline = deadline
+
+    def seconds_left(self) -> float:
+        """For uploads, say."""
+        return max(0.0, self.deadline - RESERVE - time.monotonic())
 
 
 class TimedStopRequest(StopRequest):
@@ -24,20 +37,38 @@ class TimedStopRequest(StopRequest):
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
         threading.Thread(target=end_in_time, args=(reading,), daemon=True).start()
+        self.deadline = 0.0
         super().__init__()
 
+    def receive(self, number: int, frame: object) -> None:
+        """Remember the first signal and its time; a second Ctrl-C ends the process at once."""
+        self.deadline = self.deadline or time.monotonic() + PATIENCE
+        super().receive(number, frame)
+        if number == signal.SIGINT:
+            # Not with an exception, after which uploads would get some seconds.
+            signal.signal(number, lambda number, _: end_now(number))
 
-# Wait for SIGTERM, and then for the process to end by itself.
+    def ending(self, number: int) -> StoppedBySignal:
+        """How a training ends for a signal that this rank, or another one, has got."""
+        return StoppedBySignal(number, self.deadline or time.monotonic() + PATIENCE)
+
+
 def end_in_time(pipe: int) -> None:
+    """Wait for SIGTERM, and then for the process to end by itself."""
     while os.read(pipe, 1)[0] != signal.SIGTERM:
         pass
     time.sleep(PATIENCE)
-    for worker in multiprocessing.active_children():
-        # One that waits for data would stay.
-        worker.kill()
     with suppress(OSError):  # stdout is closed
         print(
             "ended inside of a step or an upload; the last checkpoint counts",
             flush=True,
         )
-    os._exit(128 + signal.SIGTERM)  # without waiting for other threads
+    end_now(signal.SIGTERM)
+
+
+def end_now(number: int) -> None:
+    """End without waiting for other threads."""
+    for worker in multiprocessing.active_children():
+        # One that waits for data would stay.
+        worker.kill()
+    os._exit(128 + number)

@@ -61,6 +61,9 @@ class StopAndSave(Callback):
                 raise UserError(
                     f"the ranks go on from different steps: {steps}; share a folder"
                 )
+        if 0 < self.max_steps <= trainer.global_step:
+            # The same command again, for a run that is there already.
+            self.stop(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Save and end inside an epoch."""
@@ -109,4 +112,6 @@ class StopAndSave(Callback):
             saved = trainer.global_step > 0
             advice = f"go on with --resume {folder}" if saved else "nothing to save"
             print(f"stopped after step {trainer.global_step}; {advice}")
-        sys.exit(128 + self.number if self.number else 0)
+        if self.number:
+            raise self.request.ending(self.number)
+        sys.exit(0)

@@ -51,12 +51,11 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    """metrics.csv without the one column that is a measurement."""
+    """metrics.csv without the columns that are measurements."""
     with (folder / "metrics.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    return [
-        {k: v for k, v in row.items() if k != "samples_per_second"} for row in table
-    ]
+    measured = ("samples_per_second", "train_upload_age_steps")
+    return [{k: v for k, v in row.items() if k not in measured} for row in table]
 
 
 def saved(folder: Path, name: str = "last.ckpt") -> dict:

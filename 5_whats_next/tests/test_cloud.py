@@ -13,9 +13,11 @@ import pytest
 
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably
-from src.cloud_run import CloudFolder, download_newest, find_run, upload_checkpoint
+from src.cloud_folder import CloudFolder
+from src.cloud_run import CloudRun
 from src.data.s3_server import connect
 from src.errors import UserError
+from src.resume import find_run
 from src.stop_and_save import StopAndSave
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.own_training import OwnData, OwnModule
@@ -40,12 +42,16 @@ def proxy(monkeypatch):
 def upload(folder, run, step):
     path = run / "checkpoints" / "last.ckpt"
     save_durably({"weights": [step] * 1000, "global_step": step}, path)
-    return upload_checkpoint(folder, run, path, "last.ckpt")
+    cloud = CloudRun(folder.url, run)
+    cloud.folder = folder
+    cloud.claim()
+    cloud.upload(path, "last.ckpt", step)
+    return cloud
 
 
 # The step that another machine would go on from.
 def step_in_the_cloud(folder, place):
-    download_newest(folder, place, 0)
+    CloudRun(folder.url, place).download_newer_than(0)
     return newest_intact(place / "checkpoints")[1]
 
 
@@ -75,7 +81,7 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(
 # Of each kind of request. Broken by: no retries in store.py.
 @pytest.mark.parametrize("kind", ["503", "reset", "stall"])
 def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("src.cloud_run.READ_TIMEOUT", 1)
+    monkeypatch.setattr("src.cloud_folder.READ_TIMEOUT", 1)
     folder = CloudFolder(folder.url)
     for method in ("PUT", "GET"):
         proxy.faults = [Fault(kind, 2, f"{method} /embedded/")]
@@ -90,7 +96,8 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, capsys, damage):
     for step in (1, 2):
         upload(folder, tmp_path / "run", step)
     shutil.rmtree(tmp_path / "run")
-    for number, entry in enumerate(folder.checkpoints()):
+    _, entries = CloudRun(folder.url, tmp_path).read_list()
+    for number, entry in enumerate(entries):
         path = f"{folder.path}/{entry['object']}"
         content = bytearray(folder.request("_cat_file", path))
         content[len(content) // 2] ^= damage == "bit"
@@ -168,7 +175,7 @@ def fail(monkeypatch, proxy, fault):
 
 # Broken by: no retries: the thread's own pause is longer than this test's patience.
 def test_an_outage_of_some_seconds(monkeypatch, proxy, tmp_path, whole, capsys):
-    monkeypatch.setattr("src.callbacks.PAUSE", 600)
+    monkeypatch.setattr("src.uploader.PAUSE", 600)
     fail(monkeypatch, proxy, Fault("reset", 7, "PUT"))
     folder = training(monkeypatch, tmp_path)
     assert proxy.faults[0].times == 0
@@ -210,7 +217,7 @@ def test_any_module_is_uploaded(folder, tmp_path, capsys):
     )
     trainer.fit(OwnModule(), OwnData())
     assert "last.ckpt of step 36: uploaded" in capsys.readouterr().out
-    assert folder.checkpoints()[0]["step"] == 36
+    assert CloudRun(folder.url, tmp_path).newer_than(0)[0]["step"] == 36
 
 
 # Broken by: no second parse_config in find_start; no policy in find_run.

@@ -9,7 +9,7 @@ import pytest
 
 from src import preemption
 from src.checkpoint_files import newest_intact
-from src.cloud_run import find_run
+from src.resume import find_run
 from tests.runs import start, wait_for_step
 
 pytestmark = pytest.mark.slow

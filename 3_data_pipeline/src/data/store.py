@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -66,7 +67,9 @@ def open_store(
     configure_libraries()
     if "://" not in url:
         return CheckedStore(LocalStore(url, read_only=read_only), url, patience)
-    load_dotenv()  # .env in this folder or above; what is set already stays
+    # Of the chapter and of the folder round it, and not of any above. What is set already stays.
+    for folder in Path(__file__).parents[2:4]:
+        load_dotenv(folder / ".env")
     options: dict[str, Any] = {
         "anon": anonymous,
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -77,11 +78,15 @@ def file_system(
     asynchronous: bool = True,
     read_timeout: float = 2,
 ) -> tuple[AsyncFileSystem, str]:
-    """What reads and writes at ``url``, and its path. Raises UserError for a wrong address."""
+    """What reads and writes at ``url``, and its path. Raises UserError for a wrong address.
+
+    The address may have any protocol of fsspec. Asynchronous is for callers in an event loop, as
+    Zarr is. A server that stays silent for read_timeout seconds has failed.
+    """
     configure_libraries()
-    # The address may have any protocol of fsspec. Asynchronous is for callers in an event loop, as
-    # Zarr is. A server that stays silent for read_timeout seconds has failed.
-    load_dotenv()  # .env in this folder or above; what is set already stays
+    # Of the chapter and of the folder round it, and not of any above. What is set already stays.
+    for folder in Path(__file__).parents[2:4]:
+        load_dotenv(folder / ".env")
     options: dict[str, Any] = {
         "anon": anonymous,
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.

@@ -1,0 +1,263 @@
+"""Fill fields with a trained model: one NetCDF or Zarr file with names, units, dates, coordinates.
+
+uv run python predict.py --run output/mine                its best checkpoint, its validation period
+uv run python predict.py --run output/mine --period "[1996-01,1996-12]" --to filled.nc
+uv run python predict.py --run output/mine --to filled.zarr --picture air_temperature --date 1996-06
+
+The model hides patches of the fields, as in its validation, and predicts them from the others. The
+file covers the whole grid:
+
+  hidden   1 in the hidden patches, which are the same for all variables; 0 elsewhere
+  NAME     each variable, in float32: the model's prediction where hidden is 1; the store's value,
+           to the bit, where it is 0; missing wherever the store has no value
+
+Gaps in the store, such as the sea under clouds, are not filled: the model takes for land whatever
+is missing. Windows lie side by side. Along each axis the last one ends at the edge; where it
+overlaps the one before, the last one counts. One window's time steps are in memory at once.
+"""
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import dask
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jsonargparse import auto_cli
+from jsonargparse.typing import OpenUnitInterval
+from lightning_train import CLASSES, build
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from tqdm.dask import TqdmCallback
+
+from src.checkpoint_files import DurableCheckpointIO
+from src.config import HelpFormatter, choose_device, parse_config
+from src.data.store import AXES
+from src.data.windows import Period, Window, WindowGrid, find_period
+from src.errors import UserError, one_line_errors
+from src.evaluation import latitude_weights, squared_error
+
+BATCH_SIZE = 32
+HIDDEN = {"long_name": "1: hidden from the model, and predicted; 0: as in the store"}
+
+
+def open_run(folder: Path, checkpoint: str) -> tuple[Any, nn.Module, Period, int]:
+    """A run's data, its model, its validation period, and the optimiser step of the checkpoint.
+
+    Raises UserError if it is no run, the checkpoint is damaged, or the data are in no store.
+    """
+    config, _ = parse_config("", [f"--resume={folder}"], *CLASSES)
+    path = folder / "checkpoints" / f"{checkpoint}.ckpt"
+    saved = DurableCheckpointIO().load_checkpoint(path)
+    open_dataset = config.data.dataset
+    dataset = open_dataset("val")
+    if not hasattr(dataset, "lazy_fields"):
+        raise UserError(
+            f"{type(dataset).__name__} has no store; FastDataset and CloudDataset have"
+        )
+
+    # The model is built when its data's shape is known.
+    shape = {"sample_shape": list(dataset.sample_shape)}
+    module = build(CLASSES[0], config.get("model"), shape)
+    module.configure_model()
+    module.load_state_dict(saved["state_dict"])
+    model = module.model.eval().to(choose_device("auto"))
+    return dataset, model, open_dataset.keywords["val_period"], saved["global_step"]
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module, x: Tensor, window: Window, block: int
+) -> tuple[Tensor, Tensor]:
+    """The prediction of all values, and which of them were hidden; both have the shape of ``x``.
+
+    Args:
+        model: hides patches of a window, and predicts them.
+        x: normalised fields (V, T, H, W) of any size that a window fits into.
+        window: time steps, latitudes and longitudes.
+        block: number of these fields along the time axis.
+    """
+    slices = []
+    for length, size in zip(x.shape[1:], window, strict=True):
+        starts = [*range(0, length - size, size), length - size]
+        slices.append([slice(start, start + size) for start in starts])
+    places = list(itertools.product(*slices))
+
+    prediction = torch.zeros_like(x)
+    hidden = torch.zeros_like(x, dtype=torch.bool)
+    device = next(model.parameters()).device
+    for batch in torch.arange(len(places)).split(BATCH_SIZE):
+        windows = torch.stack([x[:, *places[i]] for i in batch])
+        # As the validation numbers its windows: the numbers decide what is hidden.
+        index = block * len(places) + batch
+        output = model(windows.to(device), index.to(device))
+        for n, i in enumerate(batch):
+            prediction[:, *places[i]] = output.prediction[n].cpu()
+            hidden[:, *places[i]] = output.hidden[n].cpu()
+    return prediction, hidden
+
+
+def lazy_output(
+    model: nn.Module, dataset: Any, fields: xr.Dataset, errors: list[Tensor]
+) -> xr.Dataset:
+    """What is to be written. Nothing is read or computed yet.
+
+    A block has the time steps of one window; the last one also has those that are left over.
+
+    Args:
+        model: hides patches of a window, and predicts them.
+        dataset: has the window, and the mean and standard deviation of each variable.
+        fields: over (time, lat, lon), in their units.
+        errors: gets the sums of squared_error (2, V) of each block that is computed.
+
+    Raises:
+        UserError: there are fewer time steps than a window has.
+    """
+    window = dataset.grid.window
+    num_steps, height, width = (fields.sizes[axis] for axis in AXES)
+    if num_steps < window[0]:
+        raise UserError(f"--period: {num_steps} steps; a window has {window[0]}")
+    # The weights of the validation's scores, for the whole grid as one window.
+    whole = (1, height, width)
+    dataset.grid = WindowGrid(fields, whole, whole, slice(0, 1))
+    weights = latitude_weights(dataset, torch.tensor([0]))
+    std = dataset.std[:, None, None, None]
+    mean = dataset.mean[:, None, None, None]
+
+    def fill(stored: np.ndarray, block_id: tuple[int, ...]) -> np.ndarray:
+        """The filled fields, and where they were hidden: (V + 1, T, H, W)."""
+        x = torch.from_numpy(dataset.normalise(stored))
+        prediction, hidden = predict(model, x, window, block_id[1])
+        error = squared_error(prediction[None], x[None], hidden[None], weights)
+        errors.append(error)
+        in_units = prediction.numpy() * std + mean
+        filled = np.where(hidden & ~x.isnan(), in_units, stored)
+        return np.concatenate([filled, hidden[:1]])
+
+    lengths = [window[0]] * (num_steps // window[0])
+    lengths[-1] += num_steps % window[0]
+    blocks = fields.chunk(time=tuple(lengths), lat=-1, lon=-1).astype(np.float32)
+    stored = blocks.to_dataarray().chunk(variable=-1).data
+    chunks = (len(fields) + 1, *stored.chunks[1:])
+    filled = stored.map_blocks(fill, chunks=chunks, meta=np.empty(0, np.float32))
+    filled = filled.rechunk({1: window[0]})  # Zarr's chunks are equally long
+
+    output = fields.copy(data=dict(zip(fields, filled, strict=False)))
+    output["hidden"] = (AXES, filled[-1].astype(np.int8), HIDDEN)
+    return output.drop_encoding()
+
+
+def write(output: xr.Dataset, target: Path) -> None:
+    """Compute and write, one block after the other. An error or a signal leaves nothing behind."""
+    temporary = target.with_name(f"{target.name}.tmp")
+    one_by_one = dask.config.set(scheduler="single-threaded")
+    try:
+        with one_by_one, TqdmCallback(desc=target.name, unit="task", disable=None):
+            if target.suffix == ".nc":
+                output.to_netcdf(temporary, engine="netcdf4")
+            else:
+                output.to_zarr(temporary, mode="w", write_empty_chunks=True)
+        remove(target)
+        temporary.rename(target)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+
+
+def draw(stored: Any, filled: Any, path: Path) -> None:
+    """Four maps (H, W) of one date; hidden values are white, missing ones grey."""
+    field = filled[stored.name]
+    error = (field - stored).assign_attrs(stored.attrs)
+    missing = 0.7 * stored.isnull().where(stored.isnull())
+    colours = {"vmin": stored.min(), "vmax": stored.max()}
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, sharey=True).flat
+
+    stored.plot(ax=axes[0], **colours)
+    stored.where(filled["hidden"] == 0).plot(ax=axes[1], **colours)
+    field.plot(ax=axes[2], **colours)
+    error.plot(ax=axes[3], center=0, cmap="RdBu_r")
+    titles = ("in the store", "what the model saw", "filled", "filled minus store")
+    for axis, title in zip(axes, titles, strict=True):
+        missing.plot(ax=axis, cmap="gray", vmin=0, vmax=1, add_colorbar=False)
+        axis.set(title=title)
+    figure.suptitle(f"{stored.name}, {stored['time'].values!s:.16}")
+    figure.savefig(path, dpi=110)
+
+
+def main(
+    run: str,
+    period: Period | None = None,
+    to: str | None = None,
+    checkpoint: Literal["best", "last"] = "best",
+    mask_ratio: OpenUnitInterval | None = None,
+    picture: str | None = None,
+    date: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Predict and write, print the errors, draw.
+
+    Args:
+        run: folder of a run of lightning_train.py.
+        period: first and last date, both inclusive; null: the run's validation period.
+        to: a file .nc or a folder .zarr on this disk; null: prediction.nc in the run's folder.
+        checkpoint: the one with the lowest validation loss, or the last one.
+        mask_ratio: share of the valid patches that is hidden; null: the run's.
+        picture: a variable to draw, as a PNG beside the output.
+        date: of the picture; null: the first one.
+        overwrite: replace an output that is there.
+    """
+    folder = Path(run)
+    target = Path(to or folder / "prediction.nc")
+    if target.suffix not in (".nc", ".zarr") or "://" in str(to):
+        raise UserError(f"--to {to}: a file .nc or a folder .zarr on this disk")
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} is there; --overwrite true replaces it")
+    dataset, model, val_period, step = open_run(folder, checkpoint)
+    model.mask_ratio = mask_ratio or model.mask_ratio
+    fields = dataset.lazy_fields.transpose(*AXES)
+    steps = find_period(fields.indexes["time"], period or val_period)
+    fields = fields.isel(time=steps)
+    # Before hours of computing.
+    if picture and picture not in fields:
+        raise UserError(f"--picture {picture}: the variables are {list(fields)}")
+    dates = fields.indexes["time"]
+    day = find_period(dates, (date, date)).start if date else 0
+    columns = [f"rmse_{name}" for name in fields]
+    metrics = pd.read_csv(folder / "metrics.csv").groupby("step").last()
+    table = metrics.reindex(index=[step], columns=columns).T.add_prefix("step ")
+
+    errors: list[Tensor] = []
+    output = lazy_output(model, dataset, fields, errors)
+    output.attrs = {"source": f"{dataset.url}; {folder}, {checkpoint}, step {step}"}
+    write(output, target)
+
+    error, weight = torch.stack(errors).sum(0).numpy()
+    table.insert(0, "this file", np.sqrt(error / weight) * dataset.std)
+    table["unit"] = dataset.units
+    print(f"hidden values: RMSE here, and in the run's validation\n{table}")
+    print(f"look at {target}")
+    if picture:
+        with xr.open_dataset(target) as written:
+            filled = written.isel(time=day).load()
+        png = target.with_name(f"{target.stem}_{picture}_{dates[day]!s:.10}.png")
+        draw(fields[picture].isel(time=day).load(), filled, png)
+        print(f"look at {png}")
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        auto_cli(
+            main,
+            as_positional=False,
+            description=__doc__,
+            formatter_class=HelpFormatter,
+        )

@@ -1,0 +1,159 @@
+"""A folder in object storage, where each request has a limit and each file is compared."""
+
+import asyncio
+import hashlib
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fsspec.asyn import sync
+
+from src.data.store import file_system
+from src.errors import UserError
+
+READ_TIMEOUT = 20.0  # seconds; a server may take long to acknowledge a large object
+TIMEOUT = 60.0  # seconds, with all retries; plus one for each megabyte
+PART = 50 * 2**20  # bytes; files of at least two parts are uploaded in parts
+
+
+class CloudFolder:
+    """A folder in object storage. Raises UserError if a request and its retries fail."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.fs, self.path = file_system(
+            url, asynchronous=False, read_timeout=READ_TIMEOUT
+        )
+        self.has_conditions = False  # until probe has tried it
+
+    def request(
+        self,
+        method: str,
+        *arguments: Any,
+        seconds: float = TIMEOUT,
+        size: int = 0,
+        **settings: Any,
+    ) -> Any:
+        """Call an asynchronous method of the filesystem, which retries by itself."""
+        # A limit for an answer is not enough: a transfer of which a byte arrives now and then would
+        # never end.
+        seconds += size / 1e6
+
+        async def limited() -> Any:
+            async with asyncio.timeout(seconds):
+                return await getattr(self.fs, method)(*arguments, **settings)
+
+        try:
+            return sync(self.fs.loop, limited)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.url}: {error}") from error
+        except Exception as error:
+            reason = str(error) or f"no answer in {seconds:.0f} s"
+            raise UserError(f"{self.url}: {type(error).__name__} {reason}") from error
+
+    def upload(self, path: Path, name: str, sha256: str) -> None:
+        """Upload a file, and make sure that its bytes are in the store.
+
+        Raises:
+            UserError: they are not, or the store does not answer.
+        """
+        size = path.stat().st_size
+        key = f"{self.path}/{name}"
+        self.request("_put_file", str(path), key, chunksize=PART, size=size)
+        # S3 answers with a checksum of what it has stored. Encrypted buckets and other stores have
+        # another one, or none: then the object is read back.
+        if self.version(name) != f'"{s3_checksum(path)}"':
+            copy = path.with_name(f"{path.name}.copy")
+            self.download(name, copy, sha256, size)
+            copy.unlink()
+
+    def download(self, name: str, path: Path, sha256: str, size: int) -> None:
+        """Download a file. Raises UserError if it is not what was uploaded."""
+        part = path.with_name(f"{path.name}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.request("_get_file", f"{self.path}/{name}", str(part), size=size)
+            if digest(part) != sha256:
+                raise UserError(f"{self.url}: {name} is damaged")
+            part.replace(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{self.url}: {name} is missing") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    def write(self, name: str, text: str, only_over: str = "") -> None:
+        """Write a small object; where the store knows conditions, only over this version."""
+        is_conditional = only_over and self.has_conditions
+        condition: dict[str, Any] = {"IfMatch": only_over} if is_conditional else {}
+        self.request("_pipe_file", f"{self.path}/{name}", text.encode(), **condition)
+
+    def read(self, name: str, seconds: float = TIMEOUT) -> str:
+        """A small object; empty if there is none."""
+        with suppress(FileNotFoundError):
+            path = f"{self.path}/{name}"
+            return self.request("_cat_file", path, seconds=seconds).decode()
+        return ""
+
+    def version(self, name: str) -> str:
+        """What changes with an object's content; empty if there is no object, or no such thing."""
+        self.fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            return self.request("_info", f"{self.path}/{name}").get("ETag", "")
+        return ""
+
+    def names(self) -> list[str]:
+        """The objects in this folder."""
+        self.fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            return [Path(path).name for path in self.request("_find", self.path)]
+        return []
+
+    def delete(self, name: str) -> None:
+        """Delete an object."""
+        self.request("_rm_file", f"{self.path}/{name}")
+
+    def probe(self) -> None:
+        """Write, read and delete an object. Raises UserError if one of these is not allowed."""
+        name = f"probe-{secrets.token_hex(8)}"
+        self.write(name, name)
+        if self.read(name) != name:
+            raise UserError(f"{self.url}: what was written is not what is read")
+        if "s3" in self.fs.protocol:
+            # Some S3 servers ignore conditions, others refuse any request with one.
+            self.has_conditions = True
+            with suppress(UserError):
+                self.write(name, name, only_over=self.version(name))
+                self.has_conditions = not self.is_written(name, only_over='"0"')
+        self.delete(name)
+
+    def is_written(self, name: str, only_over: str) -> bool:
+        """Whether the store takes an object although its version is another one."""
+        try:
+            self.write(name, name, only_over)
+        except UserError:
+            return False
+        return True
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def s3_checksum(path: Path) -> str:
+    """What S3 answers for a file: its MD5, or that of its parts' MD5s, with their number.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
+    """
+    parts = []
+    with path.open("rb") as file:
+        while content := file.read(PART):
+            parts.append(hashlib.md5(content, usedforsecurity=False))
+    if path.stat().st_size < 2 * PART:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest()
+    of_parts = b"".join(part.digest() for part in parts)
+    whole = hashlib.md5(of_parts, usedforsecurity=False).hexdigest()
+    return f"{whole}-{len(parts)}"

@@ -1,0 +1,158 @@
+"""Where a training begins: a new run, or a checkpoint on the disk or in the cloud."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from filelock import FileLock, Timeout
+from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_only
+
+from src.callbacks import storage_path
+from src.checkpoint_files import newest_intact
+from src.cloud_run import CloudRun
+from src.config import CHAPTER, parse_config
+from src.errors import UserError
+
+
+@dataclass
+class Start:
+    """What a training begins with.
+
+    Args:
+        config: the settings.
+        resolved: the same as YAML.
+        folder: the run's; None for a new run without a name.
+        checkpoint: the file that the run goes on from; None if it begins.
+    """
+
+    config: Namespace
+    resolved: str
+    folder: Path | None = None
+    checkpoint: Path | None = None
+
+
+def find_start(
+    description: str, arguments: list[str], classes: tuple[type, ...], stack: ExitStack
+) -> Start:
+    """Read the settings, and find the checkpoint that a run goes on from.
+
+    ``stack`` keeps the run's folder for this process.
+    """
+    # Needed before the settings are read: their file may have to be downloaded into this folder.
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--resume", default="")
+    early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
+    options, others = early.parse_known_args(arguments)
+
+    policy: Literal["auto", "must", "never"] = "must"
+    cloud = ""
+    if "://" in options.resume:
+        cloud, _, name = options.resume.rstrip("/").rpartition("/")
+        folder = CHAPTER / options.output_dir / name
+        arguments = [*others, f"--trainer.output_dir={options.output_dir}"]
+    elif options.resume:
+        folder = Path(options.resume).resolve()
+    else:
+        config, resolved = parse_config(description, arguments, *classes)
+        settings = config.trainer
+        if not settings.run_name:
+            return Start(config, resolved)
+        folder = CHAPTER / settings.output_dir / settings.run_name
+        policy = settings.resume_policy
+        cloud = storage_path(settings.cloud_storage_path)
+
+    stack.enter_context(only_training(folder))
+    if cloud:
+        check_settings(CloudRun(f"{cloud}/{folder.name}", folder), arguments, classes)
+    checkpoint = find_run(folder, policy, cloud)
+    if checkpoint:
+        # The saved settings apply; a setting given here must not contradict them.
+        resumed = [*arguments, f"--resume={folder}"]
+        config, resolved = parse_config(description, resumed, *classes)
+    return Start(config, resolved, folder, checkpoint)
+
+
+@contextmanager
+def only_training(folder: Path) -> Iterator[None]:
+    """Keep a run's folder for this process and its ranks. Raises UserError if it is in use."""
+    # The operating system takes a lock back however the process ends. A rank of a launcher has that
+    # of the launcher.
+    locked = os.environ.get("LOCKED_RUN")
+    if rank_zero_only.rank != 0 or locked == str(folder):
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder.parent / f".{folder.name}.training", blocking=False):
+            os.environ["LOCKED_RUN"] = str(folder)
+            yield
+    except Timeout as error:
+        raise UserError(f"{folder}: another process is training this run") from error
+    finally:
+        os.environ.pop("LOCKED_RUN", None)
+
+
+def check_settings(
+    cloud: CloudRun, arguments: list[str], classes: tuple[type, ...]
+) -> None:
+    """Compare settings before a download replaces anything. Raises UserError if they differ."""
+    _, step = newest_intact(cloud.run / "checkpoints")
+    try:
+        text = cloud.folder.read("config.yaml") if cloud.newer_than(step) else ""
+    except UserError:
+        return  # find_run tries again, and decides
+    if not text:
+        return
+    local = cloud.run / "config.yaml"
+    with TemporaryDirectory() as copy:
+        Path(copy, "config.yaml").write_text(text)
+        for given in (arguments, [f"-c={local}"] if local.exists() else []):
+            try:
+                parse_config("", [*given, f"--resume={copy}"], *classes)
+            except UserError as error:
+                message = str(error).replace(copy, cloud.folder.url)
+                raise UserError(message) from error
+
+
+def find_run(
+    run: Path, policy: Literal["auto", "must", "never"], cloud: str
+) -> Path | None:
+    """The checkpoint that a run goes on from, downloaded if need be; None if the run begins.
+
+    Args:
+        run: its folder, which has the same name in the cloud.
+        policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
+        cloud: the folder of all runs there; empty for none.
+    """
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(run.parent / f".{run.name}.lock"):
+        # One process of a machine downloads.
+        checkpoint, step = newest_intact(run / "checkpoints")
+        try:
+            if cloud:
+                CloudRun(f"{cloud}/{run.name}", run).download_newer_than(step)
+        except UserError as error:
+            if not checkpoint:  # to begin again could overwrite what is there
+                raise
+            print(f"resume    from the disk, because of {error}", flush=True)
+        # Again: what was downloaded is newer, and is checked like any other file.
+        checkpoint, step = newest_intact(run / "checkpoints")
+    if not checkpoint and list(run.glob("checkpoints/*.damaged")):
+        raise UserError(
+            f"{run} has no checkpoint that is intact; move it away to begin again"
+        )
+    if policy == "must" and not checkpoint:
+        raise UserError(
+            f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)"
+        )
+    if policy == "never" and checkpoint:
+        raise UserError(
+            f"{run.name} has a checkpoint of step {step} (resume_policy: never)"
+        )
+    return checkpoint

@@ -1,0 +1,150 @@
+"""Kill a training at every step, and see whether it comes back to the same curve, to the bit.
+
+uv run python -m tests.kill_campaign                     all 96 cases, in about an hour
+uv run python -m tests.kill_campaign --sample 6 --seed 3      six of them
+
+A case: SIGKILL to a tiny training as a step begins; then the same command again, with its folder
+as it was left (disk), or without it (cloud).
+"""
+
+import argparse
+import csv
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning_train
+from tqdm import tqdm
+
+from src.callbacks import CloudUploadCallback
+from src.config import CHAPTER
+from src.stop_and_save import StopAndSave
+
+
+class Case(NamedTuple):
+    """Where a training is killed, and what it comes back from."""
+
+    step: int
+    ranks: int
+    workers: int
+    origin: str
+
+
+CASES = [
+    Case(*values)
+    for values in itertools.product(range(12), (1, 2), (0, 2), ("disk", "cloud"))
+]
+
+
+def train(case: Case, output: Path, kill: bool = False) -> str:
+    """Begin or continue the case's training; returns what it says."""
+    words = ["-c", "tests/campaign.yaml", f"--data.num_workers={case.workers}"]
+    words += [f"--trainer.devices={case.ranks}", f"--trainer.output_dir={output}"]
+    # With the temporary folder's name: the cloud still has the runs of earlier campaigns.
+    words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
+    script = ["-m", "tests.kill_campaign"] if kill else ["lightning_train.py"]
+    done = subprocess.run(
+        [sys.executable, *script, *words],
+        cwd=CHAPTER,
+        env=os.environ | ({"KILL_AT": str(case.step)} if kill else {}),
+        start_new_session=True,  # so that the whole process group can be killed
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.stdout
+
+
+def train_until_killed(kill_step: int) -> None:
+    """In the process that is to be killed: train, and kill the group as a step begins."""
+
+    def kill_at_step(callback: StopAndSave, trainer: Any, *_: object) -> None:
+        if (trainer.global_step, trainer.global_rank) != (kill_step, 0):
+            return
+        # The first checkpoint is offered as step 1 begins, after this hook. From step 2 on one has
+        # to be in the cloud, and a later one is on its way.
+        if kill_step > 1:
+            callbacks = trainer.callbacks
+            (upload,) = [c for c in callbacks if isinstance(c, CloudUploadCallback)]
+            with upload.uploader.changed:
+                upload.uploader.changed.wait_for(lambda: upload.uploader.uploaded)
+        os.killpg(0, signal.SIGKILL)
+
+    # A callback of every training, which runs before the upload of the same step.
+    StopAndSave.on_train_batch_start = kill_at_step
+    lightning_train.main()
+
+
+def rows(output: Path) -> list[dict[str, str]]:
+    """metrics.csv of the only run in a folder, without its measured columns."""
+    (path,) = output.glob("*/metrics.csv")
+    measured = {"samples_per_second": "", "train_upload_age_steps": ""}
+    with path.open(newline="") as file:
+        return [row | measured for row in csv.DictReader(file)]
+
+
+def comes_back(case: Case, output: Path, reference: list[dict[str, str]]) -> bool:
+    """Kill, resume, compare; prints the case if the curves differ."""
+    killed = train(case, output, kill=True)
+    if case.origin == "cloud":
+        shutil.rmtree(output)
+    text = train(case, output)
+    # Invalid: the first run ended before the kill ("stopped: `max_epochs`", says Lightning), or the
+    # second one began at step 0 although there was a checkpoint.
+    is_invalid = "stopped: `max" in killed or (
+        case.step > 1 and "training  steps 0 to" in text
+    )
+    is_same = rows(output) == reference and not is_invalid
+    if not is_same:
+        print(f"{case}: not the reference curve\n{killed}\n{text}")
+    return is_same
+
+
+def campaign(cases: list[Case]) -> dict[Case, bool]:
+    """Whether each case comes back; two of them at a time."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        place = Path(folder)
+        # Not killed, with each number of ranks.
+        reference = {}
+        for ranks in {case.ranks for case in cases}:
+            output = place / f"reference-{ranks}"
+            train(Case(0, ranks, 0, ""), output)
+            reference[ranks] = rows(output)
+        jobs = [(c, place / "-".join(map(str, c)), reference[c.ranks]) for c in cases]
+        results = pool.map(lambda job: comes_back(*job), jobs)
+        bar = tqdm(results, "cases", len(cases), disable=None)
+        return dict(zip(cases, bar, strict=True))
+
+
+def main() -> int:
+    """Try the cases; print a table. Returns 1 if a training did not come back."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--sample", type=int, default=len(CASES))
+    parser.add_argument("--seed", type=int, default=0, help="chooses the sample")
+    chosen = parser.parse_args()
+    cases = random.Random(chosen.seed).sample(CASES, chosen.sample)
+    results = campaign(sorted(cases))
+    print("ranks  workers  from    came back to the reference curve")
+    for kind in sorted({case[1:] for case in cases}):
+        members = [good for case, good in results.items() if case[1:] == kind]
+        ranks, workers, origin = kind
+        print(
+            f"{ranks:>5}  {workers:>7}  {origin:<6}  {sum(members)} of {len(members)}"
+        )
+    return int(not all(results.values()))
+
+
+if __name__ == "__main__":
+    if step := os.environ.get("KILL_AT"):
+        train_until_killed(int(step))
+    else:
+        sys.exit(main())

@@ -1,0 +1,265 @@
+"""What a start finds: settings that differ, a run that is in use, names and files of others."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import lightning_train
+import numpy as np
+import pytest
+import torch
+
+from src import callbacks, preemption, resume
+from src.checkpoint_files import newest_intact, read_step, save_durably
+from src.cloud_run import CloudRun
+from src.data.store import open_store
+from src.environment import load_environment
+from src.errors import UserError, one_line_errors
+from tests.runs import TINY, call, rows, start, wait_for_step
+from tests.test_cloud import RUNS, training
+
+
+def local(monkeypatch, tmp_path, *words):
+    options = [f"--trainer.output_dir={tmp_path}", "--trainer.run_name=run"]
+    options += ["--trainer.cloud_storage_path=none", *words]
+    return call(monkeypatch, TINY, *options, script=lightning_train)
+
+
+def test_two_trainings_of_one_run(monkeypatch, tmp_path):
+    """Broken by: no only_training in find_start, or in train."""
+    endless = ["--trainer.max_epochs=1000", "--trainer.cloud_storage_path=none"]
+    process = start(tmp_path, "--trainer.run_name=run", *endless)
+    try:
+        wait_for_step(process, tmp_path / "run", 5)
+        for words in (["--trainer.max_epochs=1000"], [f"--resume={tmp_path}/run"]):
+            with pytest.raises(UserError, match="another process is training"):
+                local(monkeypatch, tmp_path, *words)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    steps = [int(row["step"]) for row in rows(tmp_path / "run") if row["train_loss"]]
+    assert steps == list(range(1, len(steps) + 1))
+    # The operating system has taken the lock back.
+    words = [f"--resume={tmp_path}/run", endless[0], "--trainer.max_steps=1"]
+    with pytest.raises(SystemExit, match="0"):
+        local(monkeypatch, tmp_path, *words)
+
+
+def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
+    """Broken by: no check_owner in upload; no is_taken_over in the callback."""
+    cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
+    offer = callbacks.Uploader.offer
+
+    def take_over(uploader, path):
+        if not cloud.owner:
+            cloud.claim()
+        offer(uploader, path)
+        with uploader.changed:
+            uploader.changed.wait_for(lambda: uploader.error)
+
+    monkeypatch.setattr(callbacks.Uploader, "offer", take_over)
+    with pytest.raises(SystemExit) as ended:
+        training(monkeypatch, tmp_path)
+    assert ended.value.code == callbacks.TAKEN_OVER
+    assert "another process has taken over" in capsys.readouterr().out
+    assert cloud.read_list() == (cloud.owner, [])
+
+
+def test_a_list_that_changes_meanwhile_is_not_replaced(tmp_path):
+    """Broken by: no only_over in upload; no has_conditions in probe."""
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    save_durably({"global_step": 1}, path)
+    first, second = (CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path) for _ in range(2))
+    first.folder.probe()
+    assert first.folder.has_conditions
+    first.claim()
+    write = first.folder.write
+
+    # Between the look at the owner and the write of the list.
+    def late(name, text, only_over=""):
+        if only_over:
+            second.claim()
+        write(name, text, only_over)
+
+    first.folder.write = late
+    with pytest.raises(UserError, match="another process has taken over"):
+        first.upload(path, "last.ckpt", 1)
+    assert second.read_list() == (second.owner, [])
+
+
+def test_settings_are_compared_before_a_download(monkeypatch, tmp_path):
+    """With those of the command, and of the disk. Broken by: no check_settings."""
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, "max_steps=6")
+    folder = (tmp_path / tmp_path.name).rename(tmp_path / "kept")
+    # The same name on another machine, with fewer steps of another model.
+    small = "--model.depth=1"
+    words = ["cloud_storage_path=none", "max_steps=2"]
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, *words, model=small)
+    here = tmp_path / tmp_path.name
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    address = f"{RUNS}/{tmp_path.name}"
+    with pytest.raises(UserError, match=f"model differs from that of {address}$"):
+        training(monkeypatch, tmp_path, model=small)
+    words = [f"--resume={address}", f"--trainer.output_dir={tmp_path}"]
+    with pytest.raises(UserError, match=f"model differs from that of {address}$"):
+        call(monkeypatch, *words, script=lightning_train)
+    after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert before == after
+    assert newest_intact(folder / "checkpoints")[1] == 6
+
+
+@pytest.mark.parametrize("name", ["../x.ckpt", "/tmp/x.ckpt", "..", "x.txt"])
+def test_names_in_the_list_are_names(tmp_path, name):
+    """Broken by: no comparison in read_list."""
+    cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "run")
+    entry = {"name": name, "object": "a.ckpt", "step": 3, "sha256": "", "size": 1}
+    latest = {"owner": "", "checkpoints": [entry]}
+    cloud.folder.write("latest.json", json.dumps(latest))
+    with pytest.raises(UserError, match="is no checkpoint's name"):
+        cloud.download_newer_than(0)
+    assert not list(tmp_path.iterdir())
+
+
+# What a reader's own module may save, and what names it.
+HYPERPARAMETERS = {"folder": Path("x"), "scale": np.float64(2)}
+
+
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_a_checkpoint_that_no_resume_reads(monkeypatch, tmp_path, name):
+    """Broken by: no is_first in DurableCheckpointIO."""
+    build_training = lightning_train.build_training
+
+    def build(*arguments):
+        training = build_training(*arguments)
+        training[1].save_hyperparameters({name: HYPERPARAMETERS[name]})
+        return training
+
+    monkeypatch.setattr(lightning_train, "build_training", build)
+    with pytest.raises(UserError, match=f"write hyper_parameters.{name} as str"):
+        local(monkeypatch, tmp_path, "--trainer.checkpoint_every_n_steps=1")
+
+
+def test_a_resumed_run_can_be_resumed(monkeypatch, tmp_path):
+    """Its settings come from YAML. Broken by: no plain() in parse_config."""
+    for stop in (2, 4, 6):
+        words = [] if stop == 2 else [f"--resume={tmp_path}/run"]
+        with pytest.raises(SystemExit, match="0"):
+            local(monkeypatch, tmp_path, *words, f"--trainer.max_steps={stop}")
+        assert newest_intact(tmp_path / "run" / "checkpoints")[1] == stop
+
+
+def test_a_file_that_cannot_be_read_is_not_damaged(monkeypatch, tmp_path):
+    """Broken by: `return False` for every OSError in is_intact."""
+    path = tmp_path / "last.ckpt"
+    save_durably({"global_step": 1}, path)
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("zipfile.ZipFile.testzip", fail)
+    with pytest.raises(UserError, match=r"cannot read .*: Input/output error"):
+        newest_intact(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_no_code_of_a_checkpoint_runs(monkeypatch, tmp_path):
+    """On any way. Broken by: weights_only=False in saved_step; no refusal there."""
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    path.parent.mkdir(parents=True)
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({"global_step": 1, "callbacks": {}, "state_dict": Evil()}, path)
+    refused = pytest.raises(UserError, match="mkdir, which no resume reads")
+    for words in ([], [f"--resume={tmp_path}/run"]):
+        with refused:
+            local(monkeypatch, tmp_path, *words)
+    with refused:
+        read_step(path)
+    assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_max_steps_again_ends_at_once(monkeypatch, tmp_path, capsys):
+    """And a resume goes past it. Broken by: no comparison in on_train_start."""
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="0"):
+            local(monkeypatch, tmp_path, "--trainer.max_steps=6")
+        assert "stopped after step 6" in capsys.readouterr().out
+    local(monkeypatch, tmp_path, f"--resume={tmp_path}/run")
+    assert newest_intact(tmp_path / "run" / "checkpoints")[1] == 12
+
+
+# The checkpoint's step after a signal in each phase that chapter 1 does not have.
+PHASES = [
+    (resume, "find_run", 0),
+    (CloudRun, "claim", 0),
+    (callbacks.Uploader, "flush", 12),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "step"), PHASES)
+def test_a_signal_in_any_phase(monkeypatch, tmp_path, owner, name, step):
+    """Broken by: no exit_at_signals; `finish` that forgets the uploader first."""
+    function = getattr(owner, name)
+    calls = []
+
+    def with_signal(*arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, with_signal)
+    monkeypatch.setattr(preemption, "PATIENCE", 1e6)  # of this test's process
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        training(monkeypatch, tmp_path)
+    assert ended.value.code == 143
+    folder = tmp_path / tmp_path.name
+    assert newest_intact(folder / "checkpoints")[1] == step
+    if step:
+        assert CloudRun(f"{RUNS}/{folder.name}", folder).newer_than(step - 1)
+
+
+def test_uploads_get_what_a_signal_leaves(monkeypatch):
+    """Broken by: PATIENCE_ON_ERROR for every exception."""
+    monkeypatch.setattr(preemption, "PATIENCE", 100)
+    waits = []
+    monkeypatch.setattr(
+        callbacks.CloudUploadCallback, "finish", lambda _, s: waits.append(s)
+    )
+    request = preemption.TimedStopRequest()
+    try:
+        request.receive(signal.SIGTERM, None)
+        callback = callbacks.CloudUploadCallback("none")
+        callback.on_exception(None, None, request.ending(signal.SIGTERM))
+    finally:
+        request.number = 0
+        request.close()
+        signal.set_wakeup_fd(-1)
+    assert 90 < waits[0] < 100
+
+
+def test_env_files_of_this_project_only(monkeypatch, tmp_path):
+    """Chapter before root before nothing. Broken by: find_dotenv in load_environment."""
+    chapter = tmp_path / "above" / "root" / "chapter"
+    chapter.mkdir(parents=True)
+    for folder in (chapter, *chapter.parents[:2]):
+        text = f"PLACE={folder.name}\n{folder.name.upper()}=1\n"
+        (folder / ".env").write_text(text)
+    for name in ("PLACE", "CHAPTER", "ROOT", "ABOVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("src.environment.CHAPTER", chapter)
+    monkeypatch.setattr("src.data.store.__file__", str(chapter / "src/data/store.py"))
+    monkeypatch.chdir(chapter)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        load_environment()
+        open_store("memory://x")
+        read = {n: os.environ.get(n) for n in ("PLACE", "CHAPTER", "ROOT", "ABOVE")}
+    assert read == {"PLACE": "chapter", "CHAPTER": "1", "ROOT": "1", "ABOVE": None}
