@@ -34,12 +34,13 @@ def inside_chapter(path: Path) -> Generator:
     chapter = str(ROOT / (*path.relative_to(ROOT).parts, "appendix")[0])
     sys.path.insert(0, chapter)
     sys.modules.update(MODULES.setdefault(chapter, {}))
-    result = yield
-    sys.path.remove(chapter)
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(chapter + os.sep):
-            MODULES[chapter][name] = sys.modules.pop(name)
-    return result
+    try:
+        return (yield)
+    finally:
+        sys.path.remove(chapter)
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(chapter + os.sep):
+                MODULES[chapter][name] = sys.modules.pop(name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,7 +33,8 @@ def test_leaves_everything_behind(monkeypatch, tmp_path):
     monkeypatch.setattr(
         pytorch_train, "evaluate", lambda *_: {"val_loss": next(val_losses)}
     )
-    folder = train(monkeypatch, tmp_path, "--trainer.max_steps=8")
+    settings = ["--trainer.max_steps=8", "--trainer.picture_every_n_epochs=0"]
+    folder = train(monkeypatch, tmp_path, *settings)
     call(monkeypatch, f"--resume={folder}")
     files = ["checkpoints", "config.yaml", "curves.png", "metrics.csv"]
     files += ["reconstructions.png", "summary.json"]
@@ -96,13 +97,13 @@ def test_a_signal_ends_a_run_in_any_phase(monkeypatch, tmp_path, phase, steps, n
 def test_killed_at_a_random_step_it_goes_on_to_the_same_bits(monkeypatch, tmp_path):
     """SIGKILL: nothing can be saved then. Broken by: no state.scheduler in TrainingState.load."""
     settings = [
-        "--data.dataset.num_samples=800",
+        "--data.dataset.num_samples=400",
         "--trainer.checkpoint_every_n_steps=7",
     ]
     reference = train(monkeypatch, tmp_path / "reference", *settings)
     process = start(tmp_path, *settings)
     folder = tmp_path / "run_1"
-    wait_for_step(process, folder, random.randrange(10, 200))
+    wait_for_step(process, folder, random.randrange(10, 100))
     process.kill()
     process.communicate()
     assert call(monkeypatch, f"--resume={folder}") == 0

@@ -16,6 +16,7 @@ from tests.runs import rows, start, train, wait_for_step
 pytestmark = pytest.mark.slow
 OCEAN = [f"-c={CHAPTER}/tests/ocean.yaml"]
 DDP = [*OCEAN, "--trainer.devices=2", "--trainer.strategy=ddp"]
+BY_HAND = [*OCEAN, "--trainer.picture_every_n_epochs=0"]
 SCRIPT = ["lightning_train.py"]
 TORCHRUN = ["-m", "torch.distributed.run"]
 GPUS = torch.cuda.device_count()
@@ -50,7 +51,7 @@ def two_ranks(tmp_path_factory):
         output = tmp_path_factory.mktemp("two_ranks")
         settings = [
             f"--trainer.output_dir={output}",
-            *(DDP if script == "lightning_train" else OCEAN),
+            *(DDP if script == "lightning_train" else BY_HAND),
         ]
         if (script, how) in MUTATIONS:
             settings.append("--trainer.max_steps=30")

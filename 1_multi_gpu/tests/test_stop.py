@@ -52,7 +52,12 @@ EVENTS = [
 def test_one_rank_alone(tmp_path, phase, rank, number):
     """It gets a signal, or fails: all end, with its exit code. Broken by: no launch in main."""
     command = ["tests/in_phase.py", phase, str(rank), str(int(number))]
-    process = start(tmp_path, "--trainer.devices=2", command=command)
+    process = start(
+        tmp_path,
+        "--trainer.devices=2",
+        "--trainer.picture_every_n_epochs=0",
+        command=command,
+    )
     try:
         output, _ = process.communicate(timeout=120)
     finally:

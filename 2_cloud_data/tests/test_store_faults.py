@@ -122,7 +122,8 @@ def test_a_flipped_bit_is_named(tmp_path, whole):
             "dask": ("none", "threads")[number % 2],
         }
         # The windows of both splits have all chunks.
-        settings |= {"window": (4, 18, 36), "val_stride": (4, 18, 36)}
+        settings |= {"window": (4, 18, 36), "train_stride": (4, 18, 36)}
+        settings |= {"val_stride": (4, 18, 36)}
         key = str(chunk)
         if key.startswith("statistics"):
             key = "/".join(chunk.parts[2:])
@@ -135,7 +136,7 @@ def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
 
     Or `group.keys()` in create_arrays: the second repair would delete the statistics.
     """
-    cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[2,9,18]"]
+    cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[4,9,18]"]
     call(monkeypatch, *cube, f"--url={tmp_path}", script=build_store)
     words = ["statistics", f"--url={tmp_path}", "--train_period=[1900-01,1901-04]"]
     call(monkeypatch, *words, script=build_store)

@@ -22,7 +22,7 @@ from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from src.loader_report import LoaderReport, limiting_stage, summary
 from tests import layouts
-from tests.runs import rows, saved, start, train
+from tests.runs import TWO_RANKS, rows, saved, start, train
 from tests.stores import SETTINGS, build_small
 
 MEMORY, FAST = f"-c={CHAPTER}/tests/ocean.yaml", f"-c={CHAPTER}/tests/fast.yaml"
@@ -108,7 +108,7 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
     assert "loader    a window of 25 kB takes 1.4 chunks of 280 kB, 16 times" in output
     assert output.count("what limits is") == 4  # two runs of two epochs
     ddp = [MEMORY, FAST, "--trainer.devices=2", "--trainer.strategy=ddp"]
-    process = start(tmp_path, *ddp, command=["lightning_train.py"])
+    process = start(tmp_path, *ddp, command=[*TWO_RANKS, "lightning_train.py"])
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     for a, b in zip(rows(memory), rows(tmp_path / "run_1"), strict=True):

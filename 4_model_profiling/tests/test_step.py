@@ -12,7 +12,7 @@ from instruments import Training, make_parser
 from src.config import CHAPTER
 from src.errors import UserError
 from src.model.lightning_module import AutoencoderModule
-from tests.runs import call, rows, saved, start, train
+from tests.runs import TWO_RANKS, call, rows, saved, start, train
 from tests.waits import Waits
 
 OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
@@ -90,7 +90,8 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
         "--trainer.strategy=ddp",
         "--trainer.log_every_n_steps=3",
     ]
-    process = start(tmp_path, *parts, *ranks, command=["-m", "tests.waits"])
+    command = [*TWO_RANKS, "tests/waits.py"]
+    process = start(tmp_path, *parts, *ranks, command=command)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 143, output
     torch.testing.assert_close(
@@ -105,7 +106,8 @@ def test_two_compiled_ranks_give_the_curve_of_one(monkeypatch, tmp_path):
     settings = [OCEAN, "--trainer.max_epochs=1"]
     one = curve(train(monkeypatch, tmp_path / "one", *settings, script=lightning_train))
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--model.compile=true"]
-    process = start(tmp_path, *settings, *ranks)
+    command = [*TWO_RANKS, "lightning_train.py"]
+    process = start(tmp_path, *settings, *ranks, command=command)
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
     torch.testing.assert_close(curve(tmp_path / "run_1"), one, rtol=1e-4, atol=0)

@@ -62,7 +62,5 @@ class Waits(TorchDispatchMode):
 
 if __name__ == "__main__":
     with Waits(signal_after=29) as waits, contextlib.suppress(SystemExit):
-        code = lightning_train.main()
-    if waits.trainer is None:
-        sys.exit(code)  # the launcher of the ranks
+        lightning_train.main()
     sys.exit("\n".join(waits.between_looks(3)) or 143)  # as it would without this

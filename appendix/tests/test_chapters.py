@@ -1,10 +1,11 @@
 """The rebuilt chapters: within budget, identical where they have to be; their READMEs' commands."""
 
-import json
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import carry
@@ -93,22 +94,9 @@ def test_what_is_dense_is_named(tmp_path):
     assert measures.comments_in_place_of_docstrings(path) == ["line 2, f"]
 
 
-PARSE = """
-import importlib, json, os, sys
-sys.path.insert(0, os.getcwd())
-for script, *arguments in json.load(sys.stdin):
-    asks_for_help = any(word.endswith("help") for word in arguments)
-    sys.argv = [script, *arguments, *([] if asks_for_help else ["--print_config"])]
-    try:
-        importlib.import_module(script).main()
-    except SystemExit as end:
-        assert not end.code, (script, arguments)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_the_commands_of_a_readme_are_accepted(chapter):
+def test_the_commands_of_a_readme_are_accepted(chapter, monkeypatch, request):
     """The train scripts' command lines are parsed; those that need an earlier run are left out."""
     text = (ROOT / chapter / "README.md").read_text().replace("\\\n", "")
     train = r"^uv run (?:python|torchrun)[ \w.-]* (\w+_train(?:er)?)\b(?:\.py)?(.*)$"
@@ -119,10 +107,16 @@ def test_the_commands_of_a_readme_are_accepted(chapter):
         if not re.search(r"run_1|--resume s3|mine.yaml", rest)
     ]
     assert len(words) >= 5
-    program = [sys.executable, "-c", PARSE]
-    subprocess.run(
-        program, input=json.dumps(words), text=True, cwd=ROOT / chapter, check=True
-    )
+    monkeypatch.chdir(ROOT / chapter)
+    conftest = request.config.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+    with contextmanager(conftest.inside_chapter)(ROOT / chapter):
+        for script, *arguments in words:
+            if not any(word.endswith("help") for word in arguments):
+                arguments.append("--print_config")
+            monkeypatch.setattr(sys, "argv", [script, *arguments])
+            with pytest.raises(SystemExit) as end:
+                importlib.import_module(script).main()
+            assert not end.value.code, (script, arguments)
 
 
 def test_each_promise_has_its_test():

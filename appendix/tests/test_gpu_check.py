@@ -18,7 +18,8 @@ import pytest
 def test_a_part_runs_on_a_processor(monkeypatch, tmp_path, capsys, part, result):
     """The other parts are commands that chapters test. Broken by: a setting that is gone."""
     monkeypatch.setattr(gpu_check, "OUTPUT", tmp_path / "output")
-    monkeypatch.setattr(gpu_check, "STORE", tmp_path / "output" / "store.zarr")
+    store = tmp_path.parent / "store.zarr"  # built once, for all parts
+    monkeypatch.setattr(gpu_check, "STORE", store)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--quick", "--parts", part])
     assert gpu_check.main() == 0
     assert result in capsys.readouterr().out
