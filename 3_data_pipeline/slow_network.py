@@ -47,6 +47,8 @@ def run_proxy(address: list[str], delay: float, parent: Connection) -> None:
 
 
 async def serve(address: list[str], delay: float, parent: Connection) -> None:
+    """Pass on what clients send, late, and the answers at once."""
+
     async def handle(
         client: asyncio.StreamReader, to_client: asyncio.StreamWriter
     ) -> None:

@@ -35,10 +35,10 @@ def main() -> None:
     draw(runs)
 
 
-# Speed and memory; losses of the last quarter and validation, against float32.
 def print_table(
     runs: dict[str, Recorder], milliseconds: dict[str, list[float]]
 ) -> None:
+    """Speed and memory; losses of the last quarter and validation, against float32."""
     reference, tail = runs["32-true"], len(runs["32-true"].losses) // 4
     print(
         "precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation"
@@ -57,8 +57,8 @@ def print_table(
         )
 
 
-# The losses, and how they differ from those of float32.
 def draw(runs: dict[str, Recorder]) -> None:
+    """The losses, and how they differ from those of float32."""
     reference = runs["32-true"].losses
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
     for name, run in runs.items():

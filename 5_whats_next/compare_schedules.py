@@ -20,8 +20,8 @@ from src.errors import one_line_errors
 from src.optim import Schedule
 
 
-# A training for each schedule and seed.
 def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
+    """A training for each schedule and seed."""
     schedules, first_seed = get_args(Schedule), config.seed_everything
     runs: dict[str, list[Recorder]] = {name: [] for name in schedules}
     with tqdm(total=seeds * len(schedules), desc="trainings", disable=None) as bar:
@@ -33,15 +33,15 @@ def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
     return runs
 
 
-# The mean of the last ``steps`` losses, for each step: a single batch says little.
 def smooth(losses: list[float], steps: int) -> np.ndarray:
+    """The mean of the last ``steps`` losses, for each step: a single batch says little."""
     sums = np.cumsum([0.0, *losses])
     begin = np.maximum(0, np.arange(1, len(sums)) - steps)
     return (sums[1:] - sums[begin]) / (np.arange(1, len(sums)) - begin)
 
 
-# For each restart, the steps until the loss is as low as before it; infinite if never.
 def steps_until_back(run: Recorder, window: int) -> list[float]:
+    """For each restart, the steps until the loss is as low as before it; infinite if never."""
     rates, losses = np.array(run.rates), smooth(run.losses, window)
     # A restart more than doubles the rate. So do the first steps of the warmup: before the peak.
     restarts = np.flatnonzero(rates[1:] > 2 * rates[:-1]) + 1
@@ -54,8 +54,8 @@ def steps_until_back(run: Recorder, window: int) -> list[float]:
     return waits
 
 
-# Read the command line, train, report.
 def main() -> None:
+    """Read the command line, train, report."""
     chosen, config = read_options(__doc__, {"seeds": 3}, ["--trainer.max_epochs=2"])
     runs = train_all(config, chosen.seeds)
 
@@ -81,8 +81,8 @@ def main() -> None:
     draw(runs, rmse)
 
 
-# Rates, smoothed losses and scores, the seeds' mean.
 def draw(runs: dict[str, list[Recorder]], rmse: str) -> None:
+    """Rates, smoothed losses and scores, the seeds' mean."""
     figure, axes = plt.subplots(3, 1, sharex=True, figsize=(7, 7), layout="constrained")
     for name, seeds in runs.items():
         axes[0].plot(seeds[0].rates, label=name)

@@ -36,8 +36,8 @@ BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size has to divide the block
 PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
 
 
-# The settings that are searched, by the keys of config.yaml.
 def suggest(trial: Any) -> dict[str, Any]:
+    """The settings that are searched, by the keys of config.yaml."""
     return {
         "model.patch_size": trial.suggest_categorical("patch_size", PATCHES),
         "model.mask_ratio": trial.suggest_float("mask_ratio", 0.5, 0.9, step=0.05),
@@ -82,13 +82,15 @@ def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
     return to_scores(sums, dataset)[f"rmse_{dataset.variables[0]}"]
 
 
-# Reports the score after each epoch, and ends a trial that is worse than most were by then.
 class Pruner(Recorder):
+    """Reports the score after each epoch, and ends a trial that is worse than most were by then."""
+
     def __init__(self, trial: Any) -> None:
         super().__init__()
         self.trial = trial
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        """Score the model, and let Optuna decide."""
         if not trainer.sanity_checking:
             model = trainer.lightning_module.model
             self.score = score(model, trainer.datamodule.val_set)
@@ -101,15 +103,15 @@ class Pruner(Recorder):
                 raise optuna.TrialPruned
 
 
-# Train with these settings and the trial's; returns the score.
 def objective(trial: Any, words: list[str]) -> float:
+    """Train with these settings and the trial's; returns the score."""
     searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
     config, _ = parse_config(__doc__, [*words, *searched], *CLASSES)
     return short_training(config, Pruner(trial)).score
 
 
-# Table, pictures, and the best settings as a configuration.
 def report(study: Any, folder: Path, words: list[str]) -> None:
+    """Table, pictures, and the best settings as a configuration."""
     table = study.trials_dataframe(
         attrs=("number", "value", "params", "user_attrs", "state")
     )
@@ -136,8 +138,8 @@ def report(study: Any, folder: Path, words: list[str]) -> None:
     )
 
 
-# Search, or go on searching; report.
 def main() -> None:
+    """Search, or go on searching; report."""
     chosen, _ = read_options(__doc__, {"trials": 12, "name": "small"}, SHORT)
     folder = results_folder(f"study/{chosen.name}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

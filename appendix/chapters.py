@@ -39,15 +39,16 @@ LIMITS = {
     # Shards, and a description of what the reader costs and takes.
     "3_data_pipeline": (9_150, 4_600, 2_800),
     "4_model_profiling": (6_800, 3_000, 2_600),
-    "5_whats_next": (11_500, 6_500, 3_200),
+    # Uploads that are heard of, a run with one owner, and predict.py; a test for each hole.
+    "5_whats_next": (13_150, 9_500, 3_200),
 }
 CHAPTERS = list(LIMITS)
-DONE = CHAPTERS[:5]  # here the limits of density bind; for the others they are printed
+DONE = CHAPTERS  # here the limits of density bind; for others they would be printed
 WHOLE = {
-    "tokens of the last chapter": 35_300,
-    "its files": 54,
-    "tokens that its training imports": 28_400,
-    "files that its training imports": 42,
+    "tokens of the last chapter": 38_700,
+    "its files": 57,
+    "tokens that its training imports": 30_500,
+    "files that its training imports": 45,
     "tokens of tools": 9_400,
     "tokens of the tools' tests": 2_600,
     "words of the appendix": 4_000,

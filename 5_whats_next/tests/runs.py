@@ -12,6 +12,14 @@ import torch
 from src.config import CHAPTER
 
 TINY = f"-c={CHAPTER}/tests/tiny.yaml"
+# In front of a script, for start(): its main() would import Lightning only to launch it twice.
+TWO_RANKS = [
+    "-c",
+    """import runpy, sys
+from src.launch import has_rank, launch
+has_rank() or sys.exit(launch(2))
+runpy.run_path(sys.argv.pop(1), run_name="__main__")""",
+]
 
 
 def call(monkeypatch, *arguments: str, script=lightning_train) -> int:

@@ -10,7 +10,7 @@ import pytest
 from src import preemption
 from src.checkpoint_files import newest_intact
 from src.resume import find_run
-from tests.runs import start, wait_for_step
+from tests.runs import TWO_RANKS, start, wait_for_step
 
 pytestmark = pytest.mark.slow
 RUNS = "s3://embedded/tests"
@@ -29,7 +29,8 @@ def test_sigterm(tmp_path, target):
         "--trainer.max_epochs=1000",
         f"--trainer.devices={1 if target == 'one' else 2}",
     ]
-    command = [*TORCHRUN, "lightning_train.py"][0 if target == "torchrun" else -1 :]
+    before = {"torchrun": TORCHRUN, "rank 1": TWO_RANKS, "group": TWO_RANKS}
+    command = [*before.get(target, []), "lightning_train.py"]
     process, folder = (
         start(tmp_path, *settings, command=command),
         tmp_path / tmp_path.name,

@@ -42,8 +42,7 @@ Levels = Sequence[float] | None
 Parts = Iterable[tuple[str, Sequence[slice] | None]]
 DECODING_ERRORS = (RuntimeError, ValueError)  # of zarr's codecs
 BOTO_SETTINGS = {
-    # A server that stays silent for so long has failed. s3fs does the retries: botocore's own ones
-    # inside of them would multiply.
+    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
     "connect_timeout": 2,
     "read_timeout": 2,
     "retries": {"max_attempts": 0},
@@ -55,8 +54,7 @@ BOTO_SETTINGS = {
     "response_checksum_validation": "when_required",
 }
 WHY_403 = "wrong keys, no store, or no right to list one that is not consolidated"
-# The caches of fsspec must not be used by two threads at the same time: one may look for a file
-# while the other writes down what is there.
+# For fsspec's caches: one thread may look for a file while another writes down what is there.
 ONE_AT_A_TIME = asyncio.Semaphore(1)
 
 

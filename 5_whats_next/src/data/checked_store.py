@@ -66,6 +66,7 @@ class CheckedStore(WrapperStore[Store]):
         prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
+        """The object, or a part of it; None if it is absent. A request that fails comes again."""
         is_metadata = key.endswith(METADATA)
         try:
             async with asyncio.timeout(self.patience):

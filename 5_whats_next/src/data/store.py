@@ -43,8 +43,7 @@ Levels = Sequence[float] | None
 Parts = Iterable[tuple[str, Sequence[slice] | None]]
 DECODING_ERRORS = (RuntimeError, ValueError)  # of zarr's codecs
 BOTO_SETTINGS = {
-    # A server that stays silent for so long has failed. s3fs does the retries: botocore's own ones
-    # inside of them would multiply.
+    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
     "connect_timeout": 2,
     "read_timeout": 2,
     "retries": {"max_attempts": 0},
@@ -56,8 +55,7 @@ BOTO_SETTINGS = {
     "response_checksum_validation": "when_required",
 }
 WHY_403 = "wrong keys, no store, or no right to list one that is not consolidated"
-# The caches of fsspec must not be used by two threads at the same time: one may look for a file
-# while the other writes down what is there.
+# For fsspec's caches: one thread may look for a file while another writes down what is there.
 ONE_AT_A_TIME = asyncio.Semaphore(1)
 
 
@@ -107,12 +105,10 @@ def file_system(
             or server["AWS_ENDPOINT_URL"],
         }
     known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
+    # 0: what is there stays for ever. The default is a week.
+    cache = {"cache_storage": "output/cache", "expiry_time": 0}
+    known |= {"filecache": cache, "blockcache": cache}
     known |= {"file": {"auto_mkdir": True}}  # a disk needs its folders made
-    known |= {
-        # 0: what is there stays for ever. The default is a week.
-        name: {"cache_storage": "output/cache", "expiry_time": 0}
-        for name in ("filecache", "blockcache")
-    }
     # A chain such as filecache::s3 takes options for each of its protocols.
     by_protocol = {
         name: known[name] for name in known if name in re.split(r"::|://", url)
