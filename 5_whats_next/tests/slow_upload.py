@@ -13,17 +13,16 @@ from src.data.s3_server import connect
 from src.errors import one_line_errors
 from tests.fault_proxy import FaultyProxy, Handler
 
-SECONDS = 1.0  # for each request
+SECONDS = 5.0  # for a checkpoint
 
 
 class SlowHandler(Handler):
-    """Passes a request on after a while, and says when it is a checkpoint."""
+    """Passes a checkpoint on after some seconds, and says so; anything else at once."""
 
     def do_GET(self) -> None:  # noqa: N802
-        is_upload = self.command == "PUT" and ".ckpt" in self.path
-        if is_upload:
+        if self.command == "PUT" and ".ckpt" in self.path:
             print(f"upload of {self.path.split('/')[-1]} is under way", flush=True)
-        time.sleep(SECONDS * (5 if is_upload else 1))
+            time.sleep(SECONDS)
         super().do_GET()
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
