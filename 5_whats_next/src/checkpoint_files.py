@@ -98,8 +98,11 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
         for leftover in (path.with_name(f"{path.name}.tmp"), previous):
             # They may fill the disk.
             leftover.unlink(missing_ok=True)
-        # On a full disk torch.save's clean-up fails, too, and hides the cause: the context.
-        reason = str(error.__context__ or error).splitlines()[0]
+        # On a full disk torch.save's clean-up fails, too, and hides the cause.
+        cause: BaseException = error
+        while cause.__context__ and not isinstance(cause, OSError):
+            cause = cause.__context__
+        reason = str(cause).splitlines()[0]
         raise UserError(
             f"cannot write {path}: {reason}; its last version is intact"
         ) from error

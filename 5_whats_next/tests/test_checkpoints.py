@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import random
+import re
 import resource
 import sys
 from unittest import mock
@@ -15,7 +16,7 @@ import torch
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.errors import UserError
 from src.stop_and_save import StopAndSave
-from tests.runs import call, rows, train
+from tests.runs import call, rows, start, train
 
 STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
 EVERY_STEP = [
@@ -88,6 +89,32 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [read_step(path) for path in sorted(tmp_path.iterdir())] == [2, 1]
+
+
+FULL = """import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+import lightning_train as t
+from src.errors import one_line_errors
+with one_line_errors(): sys.exit(t.main())"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_ends_a_run(tmp_path, ranks):
+    """With one line, and nobody left. Broken by: no except in save_durably; no launch in main."""
+    words = [f"--trainer.devices={ranks}", *EVERY_STEP]
+    process = start(tmp_path, *words, command=["-c", FULL])
+    console, _ = process.communicate()
+    assert process.returncode == 1, console
+    text = os.strerror(errno.EFBIG)
+    assert re.search(rf"^error: cannot write .*last.ckpt: .*{text}", console, re.M)
+    # The other rank has lost its connection, and says so.
+    assert "Traceback" not in console or "rank 0 failed first" in console
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not [
+        path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".ckpt")
+    ]
 
 
 @pytest.mark.filterwarnings(

@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import math
+import random
+import re
 import secrets
 import shutil
 from unittest import mock
@@ -13,13 +15,14 @@ import pytest
 
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably
-from src.cloud_folder import CloudFolder
+from src.cloud_folder import CloudFolder, digest
 from src.cloud_run import CloudRun
 from src.data.s3_server import connect
 from src.errors import UserError
 from src.resume import find_run
 from src.stop_and_save import StopAndSave
-from tests.fault_proxy import Fault, FaultyProxy
+from src.uploader import Uploader
+from tests.fault_proxy import Fault, FaultyProxy, Handler
 from tests.own_training import OwnData, OwnModule
 from tests.runs import TINY, call, rows
 
@@ -198,6 +201,78 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
     # The same command again, also if nothing is left to train.
     training(monkeypatch, tmp_path)
     assert "last.ckpt of step 12: uploaded" in capsys.readouterr().out
+
+
+def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
+    """Broken by: FIRST_NOTICE for each wait; no line when uploads work again."""
+    uploader = Uploader(mock.Mock())
+    now = 0
+    monkeypatch.setattr("src.uploader.time.monotonic", lambda: now)
+    for now in range(1, 1000):  # noqa: B007
+        uploader.notify(UserError("down"))
+    uploader.notify(None)
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert first == "cloud     uploads fail: down"
+    assert [re.findall(r"\d+", line) for line in others] == [
+        [str(seconds)] for seconds in (60, 120, 240, 480, 960)
+    ]
+    assert last == "cloud     uploads work again"
+
+
+def test_nobody_waits_for_what_is_not_allowed(tmp_path):
+    """Broken by: no is_hopeless in flush; no is_closed in run."""
+    error = UserError("no right to write")
+    error.__cause__ = PermissionError()
+    path = tmp_path / "last.ckpt"
+    save_durably({"global_step": 1}, path)
+    uploader = Uploader(mock.Mock(**{"upload.side_effect": error}))
+    uploader.start()
+    uploader.offer(path)
+    uploader.flush(seconds=1e6)
+    assert uploader.error is error
+    uploader.close()
+    assert not uploader.is_alive()
+
+
+def test_what_a_store_compares_is_not_read_back(folder, tmp_path, monkeypatch):
+    """In one part and in several. Broken by: another checksum in s3_checksum."""
+    monkeypatch.setattr("src.cloud_folder.PART", 6 * 2**20)  # S3 takes no smaller ones
+    for size in (1000, 13 * 2**20):
+        path = tmp_path / f"{size}.ckpt"
+        path.write_bytes(random.randbytes(size))
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "download", pytest.fail)
+            folder.upload(path, path.name, digest(path))
+        folder.download(path.name, tmp_path / "copy", digest(path), size)
+
+
+def test_an_upload_that_was_killed_is_deleted(folder, tmp_path):
+    """Broken by: no deletion in claim, or one of what the list names."""
+    cloud = upload(folder, tmp_path / "run", 1)
+    folder.write("last-000000002-12345678.ckpt", "half of a checkpoint")
+    cloud.claim()
+    (entry,) = cloud.newer_than(0)
+    assert set(folder.names()) == {"latest.json", entry["object"]}
+
+
+class TrickleHandler(Handler):
+    """Never silent, and never done."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        self.send_response_only(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        while not self.server.stopped.wait(0.2):
+            self.wfile.write(b".")
+            self.wfile.flush()
+
+
+def test_a_transfer_that_is_slow_and_never_silent(proxy, folder):
+    """Broken by: no asyncio.timeout in request."""
+    folder = CloudFolder(folder.url)
+    proxy.RequestHandlerClass = TrickleHandler
+    with pytest.raises(UserError, match="no answer in 1 s"):
+        folder.read("latest.json", seconds=1)
 
 
 # With the blog's arguments. Broken by: no local_dir.

@@ -68,3 +68,22 @@ def test_sigterm_while_data_do_not_arrive(tmp_path):
     assert process.returncode == 143, console
     assert "ended inside of a step" in console
     assert newest_intact(folder / "checkpoints")[1] == 4
+
+
+HANGING = """import threading, lightning_train as t; from src import callbacks as c
+c.Uploader.flush = lambda *_: (print("hangs", flush=True), threading.Event().wait())
+t.main()"""
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    """Also while uploads are waited for. Broken by: no end_now in receive."""
+    settings = ["--trainer.max_epochs=1000", f"--trainer.cloud_storage_path={RUNS}"]
+    process = start(tmp_path, *settings, command=["-c", HANGING])
+    wait_for_step(process, tmp_path / "run_1", 2)
+    process.send_signal(signal.SIGINT)
+    while "hangs" not in (line := process.stdout.readline()):
+        assert line, "it has ended"
+    process.send_signal(signal.SIGINT)
+    console, _ = process.communicate()
+    assert process.returncode == 130, console
+    assert newest_intact(tmp_path / "run_1" / "checkpoints")[1] >= 1

@@ -25,9 +25,10 @@ study = pytest.importorskip("study", reason="needs uv sync --group study")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # up to fifteen processes that import Lightning
 def test_some_cases_of_the_campaign():
     """Broken by: no metrics.csv in the cloud; a step of its own in the checkpoint."""
-    cases = random.sample(CASES, 6)
+    cases = random.sample(CASES, 3)
     assert all(campaign(cases).values()), cases
 
 

@@ -129,7 +129,7 @@ def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
     if not bad:
         return error
-    advice = "build_store.py check --url URL --repair true makes them anew"
+    advice = "delete the store and build it again"
     return UserError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
 
