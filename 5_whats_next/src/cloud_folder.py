@@ -147,13 +147,12 @@ def s3_checksum(path: Path) -> str:
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
     """
-    parts = []
     with path.open("rb") as file:
+        if path.stat().st_size < 2 * PART:
+            return hashlib.file_digest(file, "md5").hexdigest()
+        parts = []
         while content := file.read(PART):
             parts.append(hashlib.md5(content, usedforsecurity=False))
-    if path.stat().st_size < 2 * PART:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "md5").hexdigest()
     of_parts = b"".join(part.digest() for part in parts)
     whole = hashlib.md5(of_parts, usedforsecurity=False).hexdigest()
     return f"{whole}-{len(parts)}"
