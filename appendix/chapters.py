@@ -47,7 +47,7 @@ DONE = CHAPTERS  # here the limits of density bind; for others they would be pri
 WHOLE = {
     "tokens of the last chapter": 38_700,
     "its files": 57,
-    "tokens that its training imports": 30_500,
+    "tokens that its training imports": 30_600,
     "files that its training imports": 45,
     "tokens of tools": 9_400,
     "tokens of the tools' tests": 2_600,

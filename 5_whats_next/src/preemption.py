@@ -48,6 +48,12 @@ class TimedStopRequest(StopRequest):
             # Not with an exception, after which uploads would get some seconds.
             signal.signal(number, lambda number, _: end_now(number))
 
+    def close(self) -> None:
+        """As StopRequest, and nobody waits for SIGTERM any more."""
+        super().close()
+        if not self.number:
+            signal.set_wakeup_fd(-1)
+
     def ending(self, number: int) -> StoppedBySignal:
         """How a training ends for a signal that this rank, or another one, has got."""
         return StoppedBySignal(number, self.deadline or time.monotonic() + PATIENCE)
