@@ -1,6 +1,7 @@
 """The training and the validation samples, and the DataLoaders that load them."""
 
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing import forkserver
 from typing import Any, Literal
@@ -15,13 +16,21 @@ from src.data.pytorch_dataset import FieldDataset, Split
 from src.errors import UserError
 from src.reproducibility import ResumableBatches, epoch_order, worker_init_fn
 
+# Large packages that start no thread when they are imported, which a copy would not have. Python's
+# own way, to import the script itself, works since 3.13.8 only:
+# https://github.com/python/cpython/issues/137996
+PRELOADED = ("lightning", "torch", "xarray")
+
 
 def start_forkserver() -> None:
     """Start the process that workers are copies of, while signals are ignored.
 
     A terminal and a cluster signal all processes. Until worker_init_fn runs, a worker would die of
-    it, and the training without a checkpoint. Workers inherit from this process to ignore it.
+    it, and the training without a checkpoint. Workers inherit from this process to ignore it, and
+    what it has imported: otherwise each of them would import Lightning again, for seconds.
     """
+    modules = [name for name in PRELOADED if name in sys.modules]
+    forkserver.set_forkserver_preload(modules)
     handlers = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         handlers[number] = signal.signal(number, signal.SIG_IGN)

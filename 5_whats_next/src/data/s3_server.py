@@ -5,8 +5,9 @@
 #
 # SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
 # the file `users`, which the operating system takes back however the process ends, also after
-# SIGKILL. A keeper, this file as a program, waits for the exclusive lock: it gets it when the last
-# user has gone, and stops the server. For one machine only: another one does not reach it.
+# SIGKILL. A keeper, this file as a program, asks for the exclusive lock: it gets it when the last
+# user has gone, and stops the server. A server that dies before is started again, at the same
+# address; if the keeper is killed, the server goes too. Another machine does not reach it.
 #
 # Only the S3 port asks for the keys. The server's other ports, on 127.0.0.1 as well, answer every
 # user of this machine, who can read, change and delete all objects (curl FILER/buckets/embedded/,
@@ -23,7 +24,8 @@ import sys
 import sysconfig
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dotenv import dotenv_values
@@ -107,7 +109,10 @@ def free_ports() -> dict[str, int]:
         return ports
 
 
-def start_weed(ports: dict[str, int], keys: dict[str, str]) -> subprocess.Popen:
+@contextmanager
+def running_weed(
+    ports: dict[str, int], keys: dict[str, str], keeper_lock: int
+) -> Generator[subprocess.Popen]:
     """The server's process, with one user who has these keys; it takes a second or two."""
     (FOLDER / "data").mkdir(exist_ok=True)
     weed_file = f"{sysconfig.get_path('scripts')}/weed"
@@ -121,12 +126,38 @@ def start_weed(ports: dict[str, int], keys: dict[str, str]) -> subprocess.Popen:
     command += [f"-{name}={port}" for name, port in ports.items()]
     # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
-    return subprocess.Popen(command, stdout=sys.stderr, env=environment)
+    weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
+    # This shell reads a pipe that closes if the keeper is killed, and then kills the server. It has
+    # the keeper's lock as well, so that no other server begins before.
+    guard = subprocess.Popen(
+        ["sh", "-c", "read _; kill -9 $0", str(weed.pid)],
+        stdin=subprocess.PIPE,
+        pass_fds=[keeper_lock],
+    )
+    try:
+        yield weed
+    finally:
+        guard.kill()
+        weed.kill()  # what it has acknowledged is on disk
+        weed.wait()
+
+
+def has_users(file: int) -> bool:
+    """Whether somebody holds a lock. If not, this process does now, and who comes later waits."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def keep() -> None:
-    """Run the server until nobody holds a lock any more."""
+    """Run the server until nobody holds a lock any more, and again if it dies before."""
     os.umask(0o077)  # the two files hold the keys
+    # Where the server was too busy to answer in time, a second keeper is started. It waits here.
+    keeper_lock = os.open(FOLDER / "keeper", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(keeper_lock, fcntl.LOCK_EX)
+
     ports = free_ports()
     s3_url = f"http://127.0.0.1:{ports['s3.port']}"
     bucket_url = f"http://127.0.0.1:{ports['filer.port']}/buckets/{BUCKET}/"
@@ -134,22 +165,24 @@ def keep() -> None:
         name: secrets.token_hex(20)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     }
-    weed = start_weed(ports, keys)
+    profile = "".join(f"{name.lower()} = {value}\n" for name, value in keys.items())
+    lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
+    users = os.open(FOLDER / "users", os.O_RDWR)
     try:
-        while not (answers(f"{s3_url}/healthz") and answers(bucket_url)):
-            if weed.poll() is not None:
-                sys.exit("weed has ended")
-            time.sleep(0.05)
-        profile = "".join(f"{name.lower()} = {value}\n" for name, value in keys.items())
-        CREDENTIALS.write_text(f"[default]\n{profile}")
-        lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
-        ENV_FILE.write_text("".join(f"{name}={value}\n" for name, value in lines))
-        # Waits for the last user.
-        fcntl.flock(os.open(FOLDER / "users", os.O_RDWR), fcntl.LOCK_EX)
+        while has_users(users):
+            with running_weed(ports, keys, keeper_lock) as weed:
+                while not (answers(f"{s3_url}/healthz") and answers(bucket_url)):
+                    if weed.poll() is not None:
+                        sys.exit("weed has ended")
+                    time.sleep(0.05)
+                CREDENTIALS.write_text(f"[default]\n{profile}")
+                ENV_FILE.write_text(
+                    "".join(f"{name}={value}\n" for name, value in lines)
+                )
+                while weed.poll() is None and has_users(users):
+                    time.sleep(0.2)
     finally:
         ENV_FILE.unlink(missing_ok=True)
-        weed.kill()  # what it has acknowledged is on disk
-        weed.wait()
 
 
 def main(arguments: list[str]) -> int:
