@@ -34,8 +34,8 @@ LIMITS = {
     # Every phase of a run is interrupted there, on one rank and on two: more tests than planned.
     "1_multi_gpu": (6_200, 5_000, 2_600),
     # Any public layout, weights of latitudes, checksums, repair and clouds with rights: more than
-    # planned, and a server that comes back. Their tests write stores in the layouts of others, start
-    # a second server, and kill and stop the first.
+    # planned, and a server that comes back. Their tests write stores in the layouts of others,
+    # start a second server, and kill and stop the first.
     "2_cloud_data": (11_150, 9_300, 2_800),
     # Shards, and a description of what the reader costs and takes.
     "3_data_pipeline": (9_150, 4_600, 2_800),
