@@ -4,7 +4,7 @@ uv run python build_store.py ocean                                   the store o
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
 uv run python build_store.py cube --months 1200 --height 720 --width 1440    synthetic, any size
 uv run python build_store.py check --url URL --repair true          what is missing or damaged
-uv run python build_store.py statistics --url URL --train_period "[1900,1979]"   of any Zarr store
+uv run python build_store.py statistics --url URL --train_period "[1900-01,1979-12]"  any Zarr store
 
 On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 """

@@ -65,7 +65,7 @@ def stored_array(url: str, anonymous: bool, name: str) -> zarr.Array:
 def keys(array: zarr.Array, region: list[slice]) -> set[str]:
     """The names of the objects with this part of an array."""
     numbers = []
-    axes = zip(region, array.shape, array.chunks, strict=True)
+    axes = zip(region, array.shape, array.shards or array.chunks, strict=True)
     for part, size, chunk in axes:
         indices = range(part.start, part.stop)
         # Modulo, because a window may go on beyond the edge of the grid.
@@ -90,6 +90,8 @@ def get_raw(store: ts.KvStore, needed: list[set[str]], batches_ahead: int) -> No
         if len(queue) > batches_ahead:
             for future in queue.popleft():
                 assert future.result().state == "value", "an object is missing"
+            # Those that nobody waits for any more: their bytes would stay.
+            in_flight = {n: f for n, f in in_flight.items() if not f.done()}
 
 
 def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
@@ -149,7 +151,13 @@ def main(
         f" {1000 * cpu / len(order):.2f} ms of CPU a sample;"
         f" raw requests take {1000 * raw_cpu / len(order):.2f} ms"
     )
-    print("bottleneck:", min(("model", "store", "decoding"), key=speeds.__getitem__))
+    if speeds["loader"] >= speeds["model"]:
+        limit = "model"
+    else:
+        limit = min(("store", "decoding"), key=speeds.__getitem__)
+    if speeds["loader"] < speeds[limit] / 2:
+        limit = "loader, which reaches less than half of that"
+    print("bottleneck:", limit)
 
 
 if __name__ == "__main__":

@@ -127,26 +127,28 @@ def main() -> None:
     """Train some steps, count, and print."""
     parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=30, help="training steps")
-    chosen, settings = parser.parse_known_args()
+    options, overrides = parser.parse_known_args()
     counting = CountStep()
-    training = Training(chosen, settings, [counting], max_steps=chosen.steps)
+    training = Training(options, overrides, [counting], max_steps=options.steps)
     if training.module.hparams.get("compile"):
         raise UserError("--model.compile: the counter sees no compiled operators")
     timer = StepTimer(training.device.type)
     training.fit(timer)
 
     flops = counting.counter.get_total_flops()
+    if not flops:
+        raise UserError("no operation was counted: compiled, or custom kernels?")
     kept = sum(counting.kept.values())
     state = bytes_of_state(training)
     steps = milliseconds(timer)["total"].iloc[WARMUP:]
     if steps.empty:
-        raise UserError(f"--steps {chosen.steps}: {WARMUP} of them do not count")
+        raise UserError(f"--steps {options.steps}: {WARMUP} of them do not count")
     if not training.trainer.is_global_zero:
         return
-    step_ms = steps.median()
-    product, copy = machine_speed(training.device, DTYPES[chosen.precision])
+    step_ms = steps.mean()
+    product, copy = machine_speed(training.device, DTYPES[options.precision])
     computing = flops / product
-    # The least that a step moves: what is kept, and the state, are each written and read once.
+    # An estimate of what a step moves: what is kept, and the state, are each written and read once.
     moving = 2 * (kept + state) / copy
 
     print(training.describe())

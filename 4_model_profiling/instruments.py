@@ -72,8 +72,8 @@ class Training:
     """A training to be watched, with the callbacks of lightning_train.py but for its checkpoints.
 
     Args:
-        chosen: the options of make_parser.
-        settings: words of the command line that are settings of the training.
+        options: the options of make_parser.
+        overrides: settings of the training, as words of a command line.
         callbacks: more of them.
         trainer: further arguments of Lightning's Trainer.
 
@@ -83,25 +83,26 @@ class Training:
 
     def __init__(
         self,
-        chosen: argparse.Namespace,
-        settings: list[str],
+        options: argparse.Namespace,
+        overrides: list[str],
         callbacks: list[Callback] | None = None,
         **trainer: Any,
     ) -> None:
         model: type = AutoencoderModule
         data: type = FieldDataModule
-        if chosen.model_class:
-            model = import_class(chosen.model_class, L.LightningModule)
-        if chosen.data_class:
-            data = import_class(chosen.data_class, L.LightningDataModule)
-        files = [f"-c={file}" for file in chosen.config or [DEFAULT_FILE]]
-        words = [*files, *settings]
-        config, self.settings = parse_config("", words, model, data, LightningSettings)
+        if options.model_class:
+            model = import_class(options.model_class, L.LightningModule)
+        if options.data_class:
+            data = import_class(options.data_class, L.LightningDataModule)
+        files = [f"-c={file}" for file in options.config or [DEFAULT_FILE]]
+        config, self.settings = parse_config(
+            "", [*files, *overrides], model, data, LightningSettings
+        )
         device = choose_device(config.trainer.accelerator)
-        if chosen.precision == "16-mixed" and device.type == "cpu":
+        if options.precision == "16-mixed" and device.type == "cpu":
             # Lightning would take bfloat16.
             raise UserError("--precision 16-mixed: needs a GPU; bf16-mixed does not")
-        self.precision = chosen.precision
+        self.precision = options.precision
         self.folder = TemporaryDirectory()  # deleted with this object
         self.trainer, self.module, self.data = build_training(
             config,
@@ -114,7 +115,7 @@ class Training:
             ],
             model,
             data,
-            precision=chosen.precision,
+            precision=options.precision,
             enable_checkpointing=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,

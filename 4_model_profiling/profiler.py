@@ -48,13 +48,13 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=20, help="training steps under each of them"
     )
-    chosen, settings = parser.parse_known_args()
-    name_of_config = Path([DEFAULT_FILE, *chosen.config][-1]).stem
+    options, overrides = parser.parse_known_args()
+    name_of_config = Path([DEFAULT_FILE, *options.config][-1]).stem
     folder = CHAPTER / "output" / "profiler" / name_of_config / "profiler_logs"
-    for name in chosen.profilers:
+    for name in options.profilers:
         for old in folder.glob(f"*{name}_profiler_output*"):
             old.unlink()  # Lightning would append to it
-        profile(name, chosen, settings, folder)
+        profile(name, options, overrides, folder)
         for report in sorted(folder.glob(f"*{name}_profiler_output*")):
             print(f"{name}: {os.path.relpath(report)}")
             if report.suffix == ".txt" and name != "advanced":  # this one is long
@@ -63,10 +63,10 @@ def main() -> None:
 
 
 def profile(
-    name: str, chosen: argparse.Namespace, settings: list[str], folder: Path
+    name: str, options: argparse.Namespace, overrides: list[str], folder: Path
 ) -> None:
     """Train some steps under this profiler, which writes its report to the folder."""
-    training = Training(chosen, settings, max_steps=chosen.steps)
+    training = Training(options, overrides, max_steps=options.steps)
     place = {"dirpath": folder, "filename": f"{name}_profiler_output"}
     profiler: Profiler
     if name == "simple":
@@ -79,7 +79,7 @@ def profile(
             **place,
             sort_by_key=f"self_{processor}_time_total",
             # All steps but the first two; by default only three.
-            schedule=schedule(wait=1, warmup=1, active=max(1, chosen.steps - 2)),
+            schedule=schedule(wait=1, warmup=1, active=max(1, options.steps - 2)),
         )
     training.fit(profiler)
 

@@ -8,10 +8,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +65,28 @@ def main() -> None:
     parser.add_argument(
         "--save-dir", help="new folder; by default results/ladder/TIMESTAMP"
     )
-    chosen, settings = parser.parse_known_args()
-    folder = new_folder(chosen.save_dir, "ladder")
+    options, overrides = parser.parse_known_args()
+    folder = new_folder(options.save_dir, "ladder")
 
-    rungs = dict(zip(RUNGS, accumulate(RUNGS.values()), strict=True))
-    last_rung = list(rungs.values())[-1]
+    rungs: dict[str, list[str]] = {}
+    so_far: list[str] = []
+    for name, more in RUNGS.items():
+        so_far = so_far + more
+        rungs[name] = so_far
     for name, more in VARIANTS.items():
-        rungs[f"+ {name}"] = last_rung + more
+        rungs[f"+ {name}"] = so_far + more
 
     # In turns, so that other load on the machine affects all of them.
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
-    for name in tqdm(list(rungs) * chosen.repeats, unit="run", disable=None):
+    for name in tqdm(list(rungs) * options.repeats, unit="run", disable=None):
         # In a new process: another rung's cached memory and compiled graphs must not count.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            run = process.submit(measure, chosen, [*settings, *rungs[name]])
+            run = process.submit(measure, options, [*overrides, *rungs[name]])
             runs[name].append(run.result())
 
     table = summarise(runs)
-    about = f"{runs['first version'][0]['about']} (rungs)"
-    print(f"{about}; {chosen.steps} steps, {chosen.repeats} runs of each")
+    about = runs["first version"][0]["about"]
+    print(f"{about}; {options.steps} steps, {options.repeats} runs of each")
     scientific = {"loss": "{:.0e}".format}
     print(table.to_string(float_format="{:.2f}".format, formatters=scientific))
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,11 +97,11 @@ def main() -> None:
     print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
 
 
-def measure(chosen: argparse.Namespace, settings: list[str]) -> dict[str, Any]:
+def measure(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     """Train some steps with the settings of a rung."""
     losses = Losses()
-    num_steps = WARMUP + chosen.steps
-    training = Training(chosen, settings, [losses], max_steps=num_steps)
+    num_steps = WARMUP + options.steps
+    training = Training(options, overrides, [losses], max_steps=num_steps)
     timer = StepTimer(training.device.type)
     training.fit(timer)
     steps = milliseconds(timer)
@@ -113,7 +114,7 @@ def measure(chosen: argparse.Namespace, settings: list[str]) -> dict[str, Any]:
         "batch_size": training.batch_size or 1,
         "losses": torch.stack(losses.losses).cpu(),
         "first s": steps["total"].iloc[0] / 1e3,
-        **steps.iloc[WARMUP:].median(),
+        **steps.iloc[WARMUP:].mean(),
     }
 
 
@@ -122,9 +123,9 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
     first = runs["first version"][0]
     rows = {}
     for name, turns in runs.items():
-        row = {}
-        for key in [*COLORS, "total", "first s"]:
-            row[key] = statistics.median(turn[key] for turn in turns)
+        # One turn's columns, so that the parts add up to the total: that of the median step.
+        middle = sorted(turns, key=lambda turn: turn["total"])[len(turns) // 2]
+        row = {key: middle[key] for key in [*COLORS, "total", "first s"]}
         totals = [turn["total"] for turn in turns]
         row["low"] = min(totals)
         row["high"] = max(totals)

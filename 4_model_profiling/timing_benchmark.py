@@ -30,7 +30,7 @@ COLORS = {
 # up makes the training 1.4 times as fast. Few changes of the step gain more.
 LARGE_DATA_SHARE = 0.3
 ADVICE = {
-    "data": "over 30 % of the time: back to chapter 3, and its ceiling.py",
+    "data": "back to chapter 3, and its ceiling.py",
     "transfer": "pin_memory, fewer and smaller tensors",
     "forward": "torch.compile, another architecture; profiler.py shows the operators",
     "backward": "torch.compile, another architecture; profiler.py shows the operators",
@@ -51,10 +51,10 @@ def main() -> None:
     parser.add_argument(
         "--save-dir", help="new folder; by default results/benchmark/TIMESTAMP"
     )
-    chosen, settings = parser.parse_known_args()
-    folder = new_folder(chosen.save_dir, "benchmark")
+    options, overrides = parser.parse_known_args()
+    folder = new_folder(options.save_dir, "benchmark")
 
-    training = Training(chosen, [*settings, f"--trainer.max_epochs={chosen.epochs}"])
+    training = Training(options, [*overrides, f"--trainer.max_epochs={options.epochs}"])
     timer = StepTimer(training.device.type)
     training.fit(timer)
     steps = milliseconds(timer)
@@ -78,7 +78,7 @@ def main() -> None:
     print(f"{about}\nmilliseconds")
     percent = {"share": "{:.1%}".format}
     print(table.to_string(formatters=percent, float_format="{:.2f}".format))
-    print(advice(table, training.device.type))
+    print(advice(table, training.device.type, training.precision))
     print(
         f"look at {os.path.relpath(folder)}: summary, results, config, three pictures"
     )
@@ -101,21 +101,26 @@ def summarise(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def advice(table: pd.DataFrame, device: str) -> str:
+def advice(table: pd.DataFrame, device: str, precision: str) -> str:
     """What to look at first."""
+    warning = ""
     # Not the total: a step that waits for its data is the loader's doing.
     forward = table.loc["forward"]
     if forward["p90"] > BUSY * forward["median"]:
-        return "one step in ten is much slower: is something else running here? measure again"
+        warning = (
+            "one step in ten is much slower: is something else running here, or do batches "
+            "differ in size? measure again\n"
+        )
     share = table["share"].drop("total")
     largest = share.idxmax()
     if share["data"] > LARGE_DATA_SHARE:
         largest = "data"
     text = ADVICE[largest]
     # A processor may only emulate bfloat16; then it makes a step slower.
-    if largest in ("forward", "backward") and device != "cpu":
+    is_step = largest in ("forward", "backward")
+    if is_step and device != "cpu" and precision == "32-true":
         text = f"--precision bf16-mixed, {text}"
-    return f"begin with {largest}: {text}"
+    return f"{warning}begin with {largest}, {share[largest]:.0%} of the time: {text}"
 
 
 def draw(steps: pd.DataFrame, folder: Path) -> None:

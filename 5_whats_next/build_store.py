@@ -2,7 +2,7 @@
 
 uv run python build_store.py ocean                                   the store of the default run
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
-uv run python build_store.py statistics --url URL --train_period "[1900,1979]"   of any Zarr store
+uv run python build_store.py statistics --url URL --train_period "[1900-01,1979-12]"  any Zarr store
 uv run python build_store.py pack --url URL --chunk "[1,64,64]"    a copy that is read faster
 
 On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
@@ -29,6 +29,7 @@ from src.data.build import (
     with_checksums,
 )
 from src.data.pytorch_dataset import ocean_fields
+from src.data.statistics import grid_of
 from src.data.store import open_fields, open_store, select
 from src.data.windows import Period, Window
 from src.errors import one_line_errors
@@ -101,7 +102,8 @@ def pack(url: str, chunk: Window) -> None:
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
     chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
     copy = packed.chunk(chunk_of_axis).to_dataset()
-    copy = copy.drop_encoding().assign_attrs(variables=list(fields), chunk=chunk)
+    about = {"variables": list(fields), "chunk": chunk, "grid": grid_of(fields)}
+    copy = copy.drop_encoding().assign_attrs(about)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
     store = open_store(f"{url}/packed", read_only=False)

@@ -20,12 +20,12 @@ from src.errors import one_line_errors
 
 def main() -> None:
     """Read the command line, train in turns, report."""
-    chosen, config = read_options(__doc__, {"turns": 3}, ["--trainer.max_epochs=1"])
+    options, config = read_options(__doc__, {"turns": 3}, ["--trainer.max_epochs=1"])
     runs: dict[str, Recorder] = {}  # the last one in each precision
     milliseconds: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
     if choose_device(config.trainer.accelerator).type != "cpu":
         milliseconds["16-mixed"] = []
-    for _ in tqdm(range(chosen.turns), "turns", disable=None):
+    for _ in tqdm(range(options.turns), "turns", disable=None):
         for name, times in milliseconds.items():
             config.trainer.precision = name
             runs[name] = short_training(config, Recorder())

@@ -56,8 +56,8 @@ def steps_until_back(run: Recorder, window: int) -> list[float]:
 
 def main() -> None:
     """Read the command line, train, report."""
-    chosen, config = read_options(__doc__, {"seeds": 3}, ["--trainer.max_epochs=2"])
-    runs = train_all(config, chosen.seeds)
+    options, config = read_options(__doc__, {"seeds": 3}, ["--trainer.max_epochs=2"])
+    runs = train_all(config, options.seeds)
 
     (*_, end) = runs["cosine"][0].scores.values()
     rmse = next(name for name in end if name.startswith("rmse_"))

@@ -19,23 +19,21 @@ from src.checkpoint_files import read_step
 from src.config import CHAPTER, parse_config
 
 
-def read_options(
-    doc: Any, options: dict[str, Any], first: list[str]
-) -> tuple[Any, Any]:
+def read_options(doc: Any, own: dict[str, Any], defaults: list[str]) -> tuple[Any, Any]:
     """A script's own options, with these defaults, and the settings of the training.
 
-    ``first`` are settings that the command line overrides.
+    ``defaults`` are settings that the command line overrides.
     """
     more = "and all settings of lightning_train.py; its --help explains them"
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    for name, value in options.items():
+    for name, value in own.items():
         parser.add_argument(
             f"--{name}", type=type(value), default=value, help=f"default {value}"
         )
-    chosen, words = parser.parse_known_args()
-    chosen.words = [*first, *words]
-    return chosen, parse_config(doc, chosen.words, *CLASSES)[0]
+    options, overrides = parser.parse_known_args()
+    options.words = [*defaults, *overrides]
+    return options, parse_config(doc, options.words, *CLASSES)[0]
 
 
 class EnoughStepsError(Exception):
@@ -50,6 +48,9 @@ class Recorder(Callback):
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.seconds: list[float] = []
+        self.ends: list[
+            float
+        ] = []  # of the steps; from one to the next is the wait for data, too
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address.
         self.kept: dict[int, int] = {}
@@ -83,7 +84,8 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
         """Stop the clock, and after max_steps the training."""
         wait_for_device()
-        self.seconds.append(perf_counter() - self.start)
+        self.ends.append(perf_counter())
+        self.seconds.append(self.ends[-1] - self.start)
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
         if len(self.losses) == self.max_steps:
             self.steps_per_epoch = trainer.num_training_batches

@@ -64,14 +64,10 @@ def hidden_blocks(x: Tensor, index: Tensor) -> Tensor:
 def score(model: MaskedAutoencoder, dataset: FieldDataset) -> float:
     """RMSE of the first variable at the hidden blocks."""
     # The validation loss does not compare models: larger patches and higher ratios are harder.
-    device, ratio, sums = (
-        next(model.parameters()).device,
-        model.mask_ratio,
-        torch.zeros(2, 1),
-    )
-    model.mask_ratio = (
-        0.0  # the blocks are NaN already, so the model hides nothing more
-    )
+    device = next(model.parameters()).device
+    sums = torch.zeros(2, 1)
+    ratio = model.mask_ratio
+    model.mask_ratio = 0.0  # the blocks are NaN already: hide nothing more
     for x, index in DataLoader(dataset, 32):
         hidden = hidden_blocks(x, index)
         seen = x.masked_fill(hidden, math.nan)
@@ -140,12 +136,12 @@ def report(study: Any, folder: Path, words: list[str]) -> None:
 
 def main() -> None:
     """Search, or go on searching; report."""
-    chosen, _ = read_options(__doc__, {"trials": 12, "name": "small"}, SHORT)
-    folder = results_folder(f"study/{chosen.name}")
+    options, _ = read_options(__doc__, {"trials": 12, "name": "small"}, SHORT)
+    folder = results_folder(f"study/{options.name}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         storage=f"sqlite:///{folder}/study.db",
-        study_name=chosen.name,
+        study_name=options.name,
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )
@@ -154,12 +150,14 @@ def main() -> None:
     if not study.trials:
         study.enqueue_trial(FIRST)
     # One at a time, for the progress bar.
-    for _ in tqdm(range(chosen.trials), "trials", disable=None):
-        # A training that diverges fails; the search goes on.
+    for _ in tqdm(range(options.trials), "trials", disable=None):
+        # A training that diverges, or is too large for the GPU, fails; the search goes on.
         study.optimize(
-            lambda trial: objective(trial, chosen.words), 1, catch=(UserError,)
+            lambda trial: objective(trial, options.words),
+            n_trials=1,
+            catch=(UserError, torch.OutOfMemoryError),
         )
-    report(study, folder, chosen.words[len(SHORT) :])
+    report(study, folder, options.words[len(SHORT) :])
 
 
 if __name__ == "__main__":

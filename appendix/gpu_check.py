@@ -171,7 +171,8 @@ class GpuCheck:
                 found.append(event["name"])
         if found:
             raise RuntimeError(f"{len(found)} reads: {sorted(set(found))}")
-        return "none in ten steps"
+        # A processor's trace has no copies to a host.
+        return "not measurable on a processor" if self.quick else "none in ten steps"
 
     def build_store(self) -> None:
         """A cube in a folder, and its packed copy."""
@@ -273,9 +274,9 @@ def main() -> int:
         check.deadline = time.monotonic() + limit
         try:
             result = part()
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except Exception as error:  # whatever it is, the other parts go on
             failed = True
-            result = f"FAILED: {error}"
+            result = f"FAILED: {type(error).__name__}: {error}"
         lines.append(f"| {name.replace('_', ' ')} | {result} |")
         print(lines[-1], flush=True)
     (OUTPUT / "table.md").write_text("\n".join(lines) + "\n")

@@ -12,12 +12,14 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader, Dataset
 
+from src import plots
 from src.config import CHAPTER
 from src.data.cifar10 import CIFAR10Dataset
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
 from src.errors import UserError, one_line_errors
+from src.model.pytorch_model import MaskedAutoencoder
 from tests.runs import call
 
 
@@ -125,6 +127,25 @@ def test_own_data_trains(monkeypatch, tmp_path, fields):
     assert call(monkeypatch, *arguments, "--trainer.wandb=disabled") == 0
     scores = json.loads((tmp_path / "run_1" / "summary.json").read_text())["validation"]
     assert {"val_loss", "rmse_salinity", "rmse_speed"} == set(scores["climatology"])
+
+
+def test_the_picture_shows_all_variables_and_their_date(monkeypatch, tmp_path, fields):
+    """Broken by: dataset.variables[:1] in plot_reconstructions."""
+    figures = []
+    monkeypatch.setattr(
+        plots.Figure, "savefig", lambda self, *_, **__: figures.append(self)
+    )
+    dataset = windows(fields, "val", stride=(1, 4, 4))
+    model = MaskedAutoencoder(dataset.sample_shape, (2, 2, 2))
+    plots.plot_reconstructions(model, dataset, tmp_path)
+    (figure,) = figures
+    titles = [axis.get_title() for axis in figure.axes]
+    assert {"a (1): truth", "b (1): truth"} < set(titles)
+    assert titles.count("error") == 2
+    date = np.datetime_as_string(dataset.coordinates(0)[0][2], "D")
+    assert figure.get_suptitle().startswith(date)
+    drawn = [axis.collections[0].get_array() for axis in figure.axes[:2]]
+    assert not np.array_equal(*drawn)
 
 
 def test_cifar10_is_read(tmp_path, monkeypatch):

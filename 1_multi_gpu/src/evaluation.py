@@ -111,7 +111,7 @@ def visible_mean(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
 def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
     """Interpolate the 12 nearest visible points with weights 1 / distance**2 (Shepard 1968)."""
     # Imported here: the first step need not wait for it.
-    from scipy.spatial import KDTree
+    from pykdtree.kdtree import KDTree
 
     # A month counts as four grid points: it changes the ocean more than a step of the grid does.
     scale = np.array([4.0, 1.0, 1.0])
@@ -124,10 +124,11 @@ def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
         if not scored.any() or not visible.any():
             continue
         tree = KDTree(np.argwhere(visible) * scale)
-        # As a list: with the number 1, for a single visible point, the result has one axis less.
-        neighbours = np.arange(1, min(12, tree.n) + 1)
-        distance, nearest = tree.query(np.argwhere(scored) * scale, neighbours)
-        weight = np.asarray(distance) ** -2
-        value = (weight * field[visible][nearest]).sum(axis=1) / weight.sum(axis=1)
-        guess.numpy()[sample, variable][scored] = value
+        count = min(12, visible.sum())
+        distance, nearest = tree.query(np.argwhere(scored) * scale, count)
+        # For a single visible point, the results have one axis less.
+        weight = distance.reshape(-1, count) ** -2
+        neighbours = field[visible][nearest].reshape(-1, count)
+        total = (weight * neighbours).sum(axis=1)
+        guess.numpy()[sample, variable][scored] = total / weight.sum(axis=1)
     return guess

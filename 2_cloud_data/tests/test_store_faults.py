@@ -14,7 +14,7 @@ from zarr.core.sync import sync
 from src.data.build import build
 from src.data.cube import cube_fields
 from src.data.s3_server import connect
-from src.data.store import open_store
+from src.data.store import bad_chunks, open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from tests.fault_proxy import Fault, FaultyProxy
@@ -74,6 +74,23 @@ def test_a_failing_endpoint_ends_within_its_patience(proxy, kind, path):
     ):
         dataset[0] if dataset else CloudDataset("train", **settings)
     assert time.monotonic() - start < 8
+
+
+def test_a_store_that_does_not_answer_is_not_damaged(proxy):
+    """A repair would build it again. Broken by: UserError in bad_chunks."""
+    store = open_store(URL, patience=1)
+    proxy.faults = [Fault("stall", math.inf, "salinity/c/")]
+    with pytest.raises(UserError, match="no answer in 1 s"):
+        list(bad_chunks(store, "salinity"))
+
+
+def test_shards_are_for_the_next_chapter(tmp_path):
+    """Zarr fills what a shard has lost. Broken by: no look at shards in open_fields."""
+    fields = cube_fields((24, 18, 36), (12, 9, 18), seed=0)
+    encoding = {"salinity": {"chunks": (12, 9, 18), "shards": (24, 18, 36)}}
+    fields[["salinity"]].chunk(-1).to_zarr(tmp_path, encoding=encoding, zarr_format=3)
+    with pytest.raises(UserError, match="has shards; chapter 3 reads them"):
+        open_fields(open_store(str(tmp_path)))
 
 
 @pytest.mark.parametrize("dask", ["none", "threads"])

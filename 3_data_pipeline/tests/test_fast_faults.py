@@ -121,6 +121,10 @@ def test_a_packed_copy_has_to_be_there_and_whole(monkeypatch, tmp_path):
         FastDataset("train", **settings)
     pack(url, (1, 9, 9))
     FastDataset("train", **settings)[0]
+    metadata = tmp_path / "packed" / "zarr.json"
+    metadata.write_text(metadata.read_text().replace("1901-12", "1801-12"))
+    with pytest.raises(UserError, match="packed: a copy of another grid"):
+        FastDataset("train", **settings)
 
 
 def test_check_mends_a_packed_copy(monkeypatch, tmp_path, capsys):
@@ -173,6 +177,10 @@ def test_a_lost_or_cut_shard_is_named(tmp_path):
     fields = open_fields(open_store(url))
     with pytest.raises(UserError, match="a chunk in salinity/c/0/0/0 is missing"):
         fields["salinity"][:8, :16, :24].load()
+    metadata = tmp_path / "salinity" / "zarr.json"
+    metadata.write_text(metadata.read_text().replace('"end"', '"start"'))
+    with pytest.raises(UserError, match="salinity has shards of another layout"):
+        open_fields(open_store(url))
     with pytest.raises(UserError, match="no multiple of the chunk"):
         build(f"{url}/x", fields, (4, 8, 12), ("1900-01", "1901-04"), shard=(8, 12, 24))
 

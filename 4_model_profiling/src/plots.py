@@ -63,36 +63,52 @@ def reconstruct(
 
 
 def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) -> Path:
-    """Maps of the first variable at the windows' middle month, made of all windows that fit."""
+    """Maps of each variable at the windows' middle time step, made of all windows that fit."""
     samples = non_overlapping(dataset)
-    panels = reconstruct(model, dataset, samples)[:, :, 0]
-    panels = panels[:, :, panels.shape[2] // 2]  # (4, samples, H, W)
-    truth, error = panels[0], panels[3]
-    largest_error = np.nanmax(np.abs(error))
+    panels = reconstruct(model, dataset, samples)
+    middle = panels.shape[3] // 2
+    dates, _, _ = dataset.coordinates(0)
+
+    columns = len(dataset.variables)
+    figure = Figure(figsize=(12 * columns, 5.6), layout="constrained")
+    axes = figure.subplots(4, columns, sharex=True, squeeze=False)
+    for number, name in enumerate(dataset.variables):
+        fields = panels[:, :, number, middle]  # (4, samples, H, W)
+        draw_maps(axes[:, number], fields, dataset, samples)
+        axes[0, number].set(title=f"{name} ({dataset.units[number]}): truth")
+    figure.suptitle(f"{dates[middle]!s:.10}; grey: no value (land or a gap)")
+    figure.savefig(folder / "reconstructions.png", dpi=110)
+    return folder / "reconstructions.png"
+
+
+def draw_maps(
+    axes: np.ndarray, panels: np.ndarray, dataset: FieldDataset, samples: list[int]
+) -> None:
+    """The four ``panels`` (4, samples, H, W) of one variable, below one another."""
+    truth = panels[0]
+    largest_error = np.nanmax(np.abs(panels[3]))
     field_colours = {
         "cmap": "viridis",
         "vmin": np.nanmin(truth),
         "vmax": np.nanmax(truth),
     }
-    error_colours = {"cmap": "RdBu_r", "vmin": -largest_error, "vmax": largest_error}
-
-    figure = Figure(figsize=(12, 5.6), layout="constrained")
-    axes = figure.subplots(4, sharex=True)
+    error_colours = {
+        "cmap": "RdBu_r",
+        "vmin": -largest_error,
+        "vmax": largest_error,
+    }
     for axis, title, panel in zip(axes, PANELS, panels, strict=True):
-        colours = error_colours if title == "error" else field_colours
+        colours = field_colours
+        if title == "error":
+            colours = error_colours
         for sample, field, true_field in zip(samples, panel, truth, strict=True):
             _, lat, lon = dataset.coordinates(sample)
             mesh = axis.pcolormesh(lon, lat, field, **colours)
             # Hidden values stay white, land is grey.
             land = np.where(np.isnan(true_field), 0.7, np.nan)
             axis.pcolormesh(lon, lat, land, cmap="gray", vmin=0, vmax=1)
-        figure.colorbar(mesh, ax=axis, pad=0.01)
+        axis.figure.colorbar(mesh, ax=axis, pad=0.01)
         axis.set(title=title)
-    figure.suptitle(
-        f"{dataset.variables[0]} ({dataset.units[0]}); grey: no value (land or a gap)"
-    )
-    figure.savefig(folder / "reconstructions.png", dpi=110)
-    return folder / "reconstructions.png"
 
 
 def plot_curves(folder: Path, dataset: FieldDataset, scores: dict) -> Path:

@@ -120,6 +120,11 @@ def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):
     assert not (tmp_path / "new").exists()
 
 
+def advice(steps, device, precision="32-true") -> str:
+    table = timing_benchmark.summarise(steps)
+    return timing_benchmark.advice(table, device, precision)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_advice_fits_the_figures_and_the_device(device):
     """Broken by: bf16 on a processor, which may emulate it; a look at p90 of the total."""
@@ -127,18 +132,19 @@ def test_the_advice_fits_the_figures_and_the_device(device):
     times |= {"clipping": 0, "optimizer": 1, "other": 0}
     steps = pd.DataFrame([times] * 20)
     steps["total"] = steps.sum(axis=1)
-    text = timing_benchmark.advice(timing_benchmark.summarise(steps), device)
-    assert text.startswith("begin with backward")
+    text = advice(steps, device)
+    assert text.startswith("begin with backward, 40% of the time")
     assert ("bf16" in text) == (device == "cuda")
+    assert "bf16" not in advice(steps, device, "bf16-mixed")
 
     steps.loc[::5, "data"] += 30  # one step in five waits for its data
     steps.loc[::5, "total"] += 30
-    text = timing_benchmark.advice(timing_benchmark.summarise(steps), device)
-    assert text.startswith("begin with data")
+    assert advice(steps, device).startswith("begin with data")
 
     steps.iloc[::5] *= 3
-    text = timing_benchmark.advice(timing_benchmark.summarise(steps), device)
-    assert "is something else running here" in text
+    warning, text = advice(steps, device).splitlines()
+    assert "is something else running here" in warning
+    assert text.startswith("begin with data")
 
 
 def test_marks_divide_a_step_into_its_parts(monkeypatch):

@@ -142,8 +142,8 @@ def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
 def test_the_ladder_reaches_optimizer_and_seed():
     """Broken by: no `optimizer` or `seed` in SlowModule's signature: no rung would have them."""
     settings = ["--optimizer.fused=true", "--seed_everything=3", OCEAN]
-    chosen, settings = make_parser("").parse_known_args(settings)
-    chosen.model_class = "slow_module.SlowModule"
-    module = Training(chosen, settings).module
+    options, overrides = make_parser("").parse_known_args(settings)
+    options.model_class = "slow_module.SlowModule"
+    module = Training(options, overrides).module
     assert module.hparams.optimizer["fused"]
     assert module.hparams.seed == 3

@@ -100,7 +100,9 @@ class CloudUploadCallback(Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Count epochs and steps from here."""
-        self.epoch = trainer.current_epoch
+        # At once what an earlier process has left: jobs that are shorter than the interval would
+        # never upload.
+        self.epoch = trainer.current_epoch - self.interval
         self.step = trainer.global_step
         self.first_step = trainer.global_step
 
@@ -144,12 +146,16 @@ class CloudUploadCallback(Callback):
             self.epoch = trainer.current_epoch
             self.step = trainer.global_step
 
+    def files(self) -> list[Path]:
+        """The checkpoints on the disk, without those that were replaced."""
+        paths = sorted(self.checkpoints.glob("*.ckpt"))
+        return [path for path in paths if not path.stem.endswith(".previous")]
+
     def offer_new(self) -> None:
         """Offer the checkpoints that have been written since they were offered."""
-        for path in sorted(self.checkpoints.glob("*.ckpt")):
+        for path in self.files():
             written = path.stat().st_mtime_ns
-            is_new = self.offered.get(path.name) != written
-            if is_new and not path.stem.endswith(".previous"):
+            if self.offered.get(path.name) != written:
                 with suppress(OSError):
                     # No room for the copy: again at the next upload.
                     self.uploader.offer(path)
@@ -183,9 +189,11 @@ class CloudUploadCallback(Callback):
         self.uploader = None  # a signal may end the wait, and then this begins again
         uploader.close()
         missing = []
-        if self.on_end and not self.offered:
+        # Also those that could not be offered, for want of room.
+        names = [path.name for path in self.files()]
+        if self.on_end and not names:
             missing.append(f"any checkpoint of {self.checkpoints}")
-        for name in sorted(self.offered):
+        for name in names:
             step = read_step(self.checkpoints / name)
             if uploader.uploaded.get(name) == step:
                 print(f"cloud     {name} of step {step}: uploaded", flush=True)

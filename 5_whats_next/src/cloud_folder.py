@@ -60,10 +60,13 @@ class CloudFolder:
         """
         size = path.stat().st_size
         key = f"{self.path}/{name}"
-        self.request("_put_file", str(path), key, chunksize=PART, size=size)
         # S3 answers with a checksum of what it has stored. Encrypted buckets and other stores have
         # another one, or none: then the object is read back.
-        if self.version(name) != f'"{s3_checksum(path)}"':
+        checksum = f'"{s3_checksum(path)}"'
+        if self.version(name) == checksum:
+            return  # an earlier start has uploaded it
+        self.request("_put_file", str(path), key, chunksize=PART, size=size)
+        if self.version(name) != checksum:
             copy = path.with_name(f"{path.name}.copy")
             self.download(name, copy, sha256, size)
             copy.unlink()

@@ -4,9 +4,9 @@
 # PATH/RUN/latest.json                    the checkpoints that count, and whose run it is
 # PATH/RUN/config.yaml, metrics.csv       what belongs to them
 #
-# The order of an upload: the checkpoint, under a name that is never used again, compared with the
-# file; then latest.json names it; then older ones are deleted. Wherever that is cut off,
-# latest.json names whole objects only.
+# The order of an upload: the checkpoint, under a name that has its hash, compared with the file;
+# then latest.json names it; then older ones are deleted. Wherever that is cut off, latest.json
+# names whole objects only.
 
 import json
 import secrets
@@ -19,6 +19,7 @@ from src.cloud_folder import TIMEOUT, CloudFolder, digest
 from src.errors import UserError
 
 KEEP = 2  # checkpoints of each name
+FIND_TIMEOUT = 7.0  # seconds at a start: a wrong address is found soon
 
 
 class TakenOverError(UserError):
@@ -36,7 +37,10 @@ class CloudRun:
     def read_list(self, seconds: float = TIMEOUT) -> tuple[str, list[dict[str, Any]]]:
         """The owner; name, object, step, sha256 and size of each checkpoint, the newest first."""
         text = self.folder.read("latest.json", seconds)
-        latest = json.loads(text or '{"owner": "", "checkpoints": []}')
+        try:
+            latest = json.loads(text or '{"owner": "", "checkpoints": []}')
+        except ValueError as error:
+            raise UserError(f"{self.folder.url}/latest.json is damaged") from error
         entries = sorted(latest["checkpoints"], key=lambda entry: -entry["step"])
         for name in [entry[key] for entry in entries for key in ("name", "object")]:
             # Somebody else may have written it: "../../.bashrc" would leave the run's folder.
@@ -55,20 +59,35 @@ class CloudRun:
         except UserError:
             # An answer may be lost. Then it is written, and the retry's condition does not hold.
             if self.folder.read("latest.json") != text:
-                self.check_owner()
                 raise
 
     def claim(self) -> None:
         """From now on this process uploads the run; another one that did so has to end."""
         self.owner = secrets.token_hex(8)
-        _, entries = self.read_list()
-        self.write_list(entries)
-        # Objects that no list names: uploads that were killed.
-        with suppress(UserError):  # the right to list is not needed for anything else
-            listed = {entry["object"] for entry in entries}
-            for name in self.folder.names():
-                if name.endswith(".ckpt") and name not in listed:
-                    self.folder.delete(name)
+        while True:
+            # The version first: if the other one changes the list after it was read, try again.
+            version = self.folder.version("latest.json")
+            previous_owner, entries = self.read_list()
+            try:
+                self.write_list(entries, only_over=version)
+                break
+            except UserError:
+                if self.folder.version("latest.json") == version:
+                    raise
+        if previous_owner:
+            with suppress(
+                UserError
+            ):  # the right to list is not needed for anything else
+                self.delete_unlisted()
+
+    def delete_unlisted(self) -> None:
+        """Delete objects that no list names: uploads that were killed."""
+        # In this order, an object of a process that has taken over meanwhile is left alone.
+        names = self.folder.names()
+        listed = {entry["object"] for entry in self.check_owner()}
+        for name in names:
+            if name.endswith(".ckpt") and name not in listed:
+                self.folder.delete(name)
 
     def check_owner(self) -> list[dict[str, Any]]:
         """The entries of latest.json. Raises TakenOverError if it is another one's."""
@@ -93,40 +112,62 @@ class CloudRun:
         # The version first: if somebody changes the list after it was read, the write is refused.
         version = self.folder.version("latest.json")
         listed = [entry for entry in self.check_owner() if entry["object"] != key]
-        size = path.stat().st_size
         entry = {"name": name, "object": key, "step": step, "sha256": sha256}
-        outdated = [old for old in listed if old["name"] == name][KEEP - 1 :]
-        kept = [old for old in listed if old not in outdated]
-        self.write_list([entry | {"size": size}, *kept], only_over=version)
+        entry["size"] = path.stat().st_size
+        same_name = [old for old in listed if old["name"] == name]  # the newest first
+        outdated = same_name[KEEP - 1 :]
+        others = [old for old in listed if old not in outdated]
+        try:
+            self.write_list([entry, *others], only_over=version)
+        except UserError:
+            self.check_owner()
+            raise
         for old in outdated:
             self.folder.delete(old["object"])
 
     def newer_than(self, step: int) -> list[dict[str, Any]]:
         """The entries with more steps."""
-        # Little patience: a wrong address is found soon.
-        _, entries = self.read_list(seconds=7)
+        _, entries = self.read_list(FIND_TIMEOUT)
         return [entry for entry in entries if entry["step"] > step]
 
     def download_newer_than(self, step: int) -> None:
-        """Download the newest intact checkpoint of each name that has more steps."""
-        entries = self.newer_than(step)
-        downloaded = set[str]()
+        """Download each name's newest intact checkpoint, if it has more steps or is not here."""
+        _, entries = self.read_list(FIND_TIMEOUT)
         # These first: once a checkpoint has its name, the next start takes the disk for complete.
-        for filename in ("config.yaml", "metrics.csv") if entries else ():
+        if any(entry["step"] > step for entry in entries):
             self.run.mkdir(parents=True, exist_ok=True)
-            if text := self.folder.read(filename):
-                (self.run / filename).write_text(text)
+            for filename in ("config.yaml", "metrics.csv"):
+                if text := self.folder.read(filename):
+                    write_whole(self.run / filename, text)
+        # The newest last, for the same reason: a kill in between must not lose best.ckpt.
+        names = list(dict.fromkeys(entry["name"] for entry in entries))
+        is_complete = [self.download_name(name, entries, step) for name in names[::-1]]
+        if entries and not any(is_complete) and not step:
+            raise UserError(f"{self.folder.url} has no checkpoint that is intact")
+
+    def download_name(
+        self, name: str, entries: list[dict[str, Any]], step: int
+    ) -> bool:
+        """Download the newest intact checkpoint of a name; returns whether there is one here."""
+        path = self.run / "checkpoints" / name
         for entry in entries:
-            if entry["name"] in downloaded:
+            if entry["name"] != name:
                 continue
-            path = self.run / "checkpoints" / entry["name"]
+            if entry["step"] <= step and path.exists():
+                return True
             try:
                 self.folder.download(
                     entry["object"], path, entry["sha256"], entry["size"]
                 )
-                downloaded.add(entry["name"])
                 print(f"resume    downloaded {entry['object']}", flush=True)
+                return True
             except UserError as error:
                 print(f"resume    skipped: {error}", flush=True)
-        if entries and not downloaded and not step:
-            raise UserError(f"{self.folder.url} has no checkpoint that is intact")
+        return path.exists()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -143,15 +143,19 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     Without workers: batches_ahead are loading or loaded, one is complete, one is stacked by the
     loader, one is in the model. Validation takes batches of twice the size, one at a time; inside
     an epoch, the training's own ones stay meanwhile.
-    With workers: each has prefetch_factor batches, one more that it reads, one that it stacks.
+    With workers: each has prefetch_factor batches, one more that it reads, one that it stacks. The
+    workers of both loaders stay, with their caches.
     """
     dataset = loader.dataset
     num_readers = max(1, loader.num_workers)
     for_training = dataset.batches_ahead + 3
     for_validation = 3 * 2
+    caches = 1e6 * dataset.cache_mb
     if loader.num_workers:
-        batches = loader.num_workers * (loader.prefetch_factor + 2) + 1
-    elif validates_inside:
+        for_training = loader.num_workers * (loader.prefetch_factor + 2) + 1
+        for_validation = 2 * for_training
+        caches *= 2 * num_readers
+    if validates_inside:
         batches = for_training + for_validation
     else:
         batches = max(for_training, 1 + for_validation)
@@ -159,8 +163,8 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     to_float32 = max(1, 4 / dataset.dtype.itemsize)
     batch_bytes = batch_size * bytes_of_window(dataset) * to_float32
     chunk_bytes = max(dataset.layers.values()) * bytes_of_layer(dataset)
-    in_each_reader = dataset.concurrency * chunk_bytes + 1e6 * dataset.cache_mb
-    return batches * batch_bytes + num_readers * in_each_reader
+    chunks = num_readers * dataset.concurrency * chunk_bytes
+    return batches * batch_bytes + chunks + caches
 
 
 @rank_zero_only

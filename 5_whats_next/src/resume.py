@@ -55,7 +55,13 @@ def find_start(
     if "://" in options.resume:
         cloud, _, name = options.resume.rstrip("/").rpartition("/")
         folder = CHAPTER / options.output_dir / name
-        arguments = [*others, f"--trainer.output_dir={options.output_dir}"]
+        # Also for uploads: the run at this address goes on, and no other.
+        arguments = [
+            *others,
+            f"--trainer.output_dir={options.output_dir}",
+            f"--trainer.cloud_storage_path={cloud}",
+            f"--trainer.run_name={name}",
+        ]
     elif options.resume:
         folder = Path(options.resume).resolve()
     else:

@@ -112,6 +112,7 @@ class StopAndSave(Callback):
             saved = trainer.global_step > 0
             advice = f"go on with --resume {folder}" if saved else "nothing to save"
             print(f"stopped after step {trainer.global_step}; {advice}")
-        if self.number:
-            raise self.request.ending(self.number)
+            if self.number:
+                raise self.request.ending(self.number)
+        # The other ranks with 0: srun --kill-on-bad-exit would kill rank 0 in its last uploads.
         sys.exit(0)

@@ -10,11 +10,11 @@ as it was left (disk), or without it (cloud).
 import argparse
 import csv
 import itertools
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from src.callbacks import CloudUploadCallback
 from src.config import CHAPTER
+from src.data.loaders import PRELOADED
 from src.stop_and_save import StopAndSave
 
 
@@ -50,21 +51,36 @@ def train(case: Case, output: Path, kill: bool = False) -> str:
     words += [f"--trainer.devices={case.ranks}", f"--trainer.output_dir={output}"]
     # With the temporary folder's name: the cloud still has the runs of earlier campaigns.
     words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
-    script = ["-m", "tests.kill_campaign"] if kill else ["lightning_train.py"]
-    done = subprocess.run(
-        [sys.executable, *script, *words],
-        cwd=CHAPTER,
-        env=os.environ | ({"KILL_AT": str(case.step)} if kill else {}),
-        start_new_session=True,  # so that the whole process group can be killed
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return done.stdout
+    log = output.with_suffix(".killed" if kill else ".log")
+    # A copy of a process that has imported Lightning already.
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    kill_step = case.step if kill else None
+    process = forkserver.Process(target=run, args=(words, kill_step, log))
+    process.start()
+    process.join()
+    return log.read_text()
 
 
-def train_until_killed(kill_step: int) -> None:
+def run(words: list[str], kill_step: int | None, log: Path) -> None:
+    """In a process of its own: train, or train until a step begins."""
+    os.setsid()  # so that the whole process group can be killed
+    with log.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.chdir(CHAPTER)
+    script = ["lightning_train.py"]
+    if kill_step is not None:
+        script = ["-m", "tests.kill_campaign"]
+        os.environ["KILL_AT"] = str(kill_step)
+    sys.argv = [script[-1], *words]
+    sys.orig_argv = [sys.executable, *script, *words]  # the command of each rank
+    train_until_killed() if kill_step is not None else lightning_train.main()
+
+
+def train_until_killed() -> None:
     """In the process that is to be killed: train, and kill the group as a step begins."""
+    kill_step = int(os.environ["KILL_AT"])
 
     def kill_at_step(callback: StopAndSave, trainer: Any, *_: object) -> None:
         if (trainer.global_step, trainer.global_rank) != (kill_step, 0):
@@ -130,8 +146,8 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--sample", type=int, default=len(CASES))
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample")
-    chosen = parser.parse_args()
-    cases = random.Random(chosen.seed).sample(CASES, chosen.sample)
+    options = parser.parse_args()
+    cases = random.Random(options.seed).sample(CASES, options.sample)
     results = campaign(sorted(cases))
     print("ranks  workers  from    came back to the reference curve")
     for kind in sorted({case[1:] for case in cases}):
@@ -144,7 +160,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if step := os.environ.get("KILL_AT"):
-        train_until_killed(int(step))
+    if "KILL_AT" in os.environ:
+        train_until_killed()
     else:
         sys.exit(main())

@@ -1,4 +1,4 @@
-"""Data that stop to arrive, and then a SIGTERM."""
+"""Data that stop to arrive, and then a SIGTERM; and data that a worker cannot read."""
 
 import multiprocessing
 import os
@@ -20,3 +20,8 @@ class StalledDataset(DummyDataset):
             os.kill(multiprocessing.parent_process().pid, signal.SIGTERM)
             threading.Event().wait()
         return super().__getitem__(index)
+
+
+class FailingDataset(DummyDataset):
+    def __getitem__(self, index):
+        raise OSError("no space left on device")

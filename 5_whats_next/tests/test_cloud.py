@@ -7,16 +7,20 @@ import random
 import re
 import secrets
 import shutil
+import threading
 from unittest import mock
 
 import lightning as L
 import lightning_train
+import lightning_trainer
 import pytest
+import yaml
 
 from src.callbacks import CloudUploadCallback
-from src.checkpoint_files import newest_intact, save_durably
+from src.checkpoint_files import newest_intact, save_durably, saved_step
 from src.cloud_folder import CloudFolder, digest
 from src.cloud_run import CloudRun
+from src.config import CHAPTER
 from src.data.s3_server import connect
 from src.errors import UserError
 from src.resume import find_run
@@ -157,10 +161,18 @@ def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, cap
             )
         shutil.rmtree(tmp_path / tmp_path.name)
     monkeypatch.delenv("CLOUD_STORAGE_PATH")
-    words = [f"--resume={RUNS}/{tmp_path.name}", f"--trainer.output_dir={tmp_path}"]
+    # From a copy, which then goes on: nobody writes to the first one any more.
+    folder = CloudFolder(f"{RUNS}/{tmp_path.name}")
+    copy = f"{RUNS}/copies/{tmp_path.name}"
+    folder.request("_copy", folder.path, copy.removeprefix("s3://"), recursive=True)
+    for name in folder.names():
+        folder.delete(name)
+    words = [f"--resume={copy}", f"--trainer.output_dir={tmp_path}"]
     call(monkeypatch, *words, "--trainer.max_steps=-1", script=lightning_train)
     console = capsys.readouterr().out
-    assert console.count(f"cloud     {RUNS}/") == 3
+    assert console.count(f"cloud     {RUNS}/{tmp_path.name}") == 2
+    assert f"cloud     {copy}" in console
+    assert not folder.read("latest.json")
     assert all(
         text in console for text in ("steps 5 to 12", "steps 8 to 12", "12: uploaded")
     )
@@ -201,6 +213,57 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
     # The same command again, also if nothing is left to train.
     training(monkeypatch, tmp_path)
     assert "last.ckpt of step 12: uploaded" in capsys.readouterr().out
+
+
+def test_the_newest_checkpoint_wins(tmp_path):
+    """While one is on its way, two more are written. Broken by: no unlink of the older in offer."""
+    path = tmp_path / "last.ckpt"
+    uploaded = []
+    began, may_end = threading.Event(), threading.Event()
+
+    def upload(snapshot, name, step):
+        began.set()
+        may_end.wait()
+        uploaded.append((saved_step(snapshot), step))
+
+    uploader = Uploader(mock.Mock(upload=upload))
+    uploader.start()
+    for step in (1, 2, 3):
+        save_durably({"global_step": step}, path)
+        uploader.offer(path)
+        began.wait()
+    may_end.set()
+    uploader.flush(seconds=1e6)
+    uploader.close()
+    assert uploaded == [(1, 1), (3, 3)]
+    assert not list((tmp_path / ".uploads").iterdir())
+
+
+def test_the_disk_is_taken_if_the_cloud_is_silent(proxy, folder, tmp_path, capsys):
+    """Without one there, the run does not begin. Broken by: no `raise` in find_run; no limit."""
+    upload(folder, tmp_path / "run", 3)
+    proxy.faults = [Fault("stall", math.inf)]
+    cloud = folder.url.removesuffix("/run")
+    with mock.patch("src.cloud_run.FIND_TIMEOUT", 1):
+        path = find_run(tmp_path / "run", "auto", cloud)
+        with pytest.raises(UserError, match="no answer in 1 s"):
+            find_run(tmp_path / "new" / "run", "auto", cloud)
+    assert path == tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert "resume    from the disk, because of" in capsys.readouterr().out
+
+
+def test_uploads_inside_of_an_epoch_save_as_well(monkeypatch, tmp_path):
+    """Broken by: checkpoint_every_n_steps alone in StopAndSave."""
+    offered = []
+    offer = Uploader.offer
+    monkeypatch.setattr(
+        Uploader,
+        "offer",
+        lambda self, path: (offered.append(saved_step(path)), offer(self, path)),
+    )
+    words = ["checkpoint_every_n_steps=0", "upload_every_n_steps=2", "max_epochs=1"]
+    training(monkeypatch, tmp_path, *words)
+    assert set(offered) == {2, 4}
 
 
 def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
@@ -255,6 +318,78 @@ def test_an_upload_that_was_killed_is_deleted(folder, tmp_path):
     assert set(folder.names()) == {"latest.json", entry["object"]}
 
 
+def test_a_claim_loses_no_upload(folder, tmp_path):
+    """That comes while the list is read. Broken by: no only_over in claim."""
+    earlier = upload(folder, tmp_path / "run", 1)
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    later = CloudRun(folder.url, tmp_path / "later")
+    later.folder.probe()
+    write = later.folder.write
+    writes = []
+
+    def late(*arguments, **settings):
+        if not writes:
+            save_durably({"global_step": 2}, path)
+            earlier.upload(path, "last.ckpt", 2)
+        writes.append(arguments)
+        write(*arguments, **settings)
+
+    later.folder.write = late
+    later.claim()
+    assert len(writes) == 2
+    entries = later.newer_than(0)
+    assert [entry["step"] for entry in entries] == [2, 1]
+    listed = {entry["object"] for entry in entries}
+    assert set(folder.names()) == {"latest.json", *listed}
+    # Without a list nobody knows what counts.
+    folder.delete("latest.json")
+    later.claim()
+    assert listed < set(folder.names())
+
+
+def test_a_kill_between_two_downloads_loses_none(folder, tmp_path, monkeypatch):
+    """Nor does a missing best.ckpt beside a newer last.ckpt. Broken by: the newest name first."""
+    run = tmp_path / "run"
+    cloud = upload(folder, run, 5)
+    cloud.upload(run / "checkpoints" / "last.ckpt", "best.ckpt", 5)
+    (run / "metrics.csv").write_text("step\n8\n")
+    save_durably({"global_step": 8}, run / "checkpoints" / "last.ckpt")
+    cloud.upload(run / "checkpoints" / "last.ckpt", "last.ckpt", 8)
+
+    here = CloudRun(folder.url, tmp_path / "here")
+    download = here.folder.download
+    effects = [mock.DEFAULT, InterruptedError]
+    here.folder.download = mock.Mock(wraps=download, side_effect=effects)
+    with pytest.raises(InterruptedError):
+        here.download_newer_than(0)
+    here.folder.download = download
+    files = here.run / "checkpoints"
+    here.download_newer_than(newest_intact(files)[1])
+    assert {path.name for path in files.iterdir()} == {"best.ckpt", "last.ckpt"}
+
+    (files / "best.ckpt").unlink()
+    (here.run / "metrics.csv").write_text("step\n9\n")
+    here.download_newer_than(9)
+    assert newest_intact(files) == (files / "last.ckpt", 8)
+    assert (files / "best.ckpt").exists()
+    assert (here.run / "metrics.csv").read_text() == "step\n9\n"
+
+
+def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
+    """Also without room for a copy it is said. Broken by: the interval counted from the start."""
+    save_durably({"global_step": 36}, tmp_path / "last.ckpt")
+    callback = CloudUploadCallback("none", upload_interval=10)
+    callback.uploader = mock.Mock(uploaded={}, error=OSError("no room"))
+    callback.uploader.is_taken_over.return_value = False
+    callback.uploader.offer.side_effect = callback.uploader.error
+    callback.checkpoints = tmp_path
+    trainer = mock.Mock(current_epoch=9, global_step=36, log_every_n_steps=100)
+    callback.on_train_start(trainer, None)
+    callback.on_train_batch_start(trainer)
+    callback.uploader.offer.assert_called_once()
+    assert callback.finish(1) == ["last.ckpt"]
+
+
 class TrickleHandler(Handler):
     """Never silent, and never done."""
 
@@ -293,6 +428,22 @@ def test_any_module_is_uploaded(folder, tmp_path, capsys):
     trainer.fit(OwnModule(), OwnData())
     assert "last.ckpt of step 36: uploaded" in capsys.readouterr().out
     assert CloudRun(folder.url, tmp_path).newer_than(0)[0]["step"] == 36
+
+
+def test_lightning_cli_uploads(monkeypatch, tmp_path, capsys):
+    """Broken by: no CloudUploadCallback in cli_config.yaml; a path of its own there."""
+    monkeypatch.setattr(lightning_trainer, "CHAPTER", tmp_path)
+    monkeypatch.setenv("CLOUD_STORAGE_PATH", f"{RUNS}/{tmp_path.name}")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    settings = yaml.safe_load((CHAPTER / "tests" / "tiny.yaml").read_text())
+    settings["trainer"] = {"max_epochs": 1, "enable_progress_bar": False}
+    (tmp_path / "tiny.yaml").write_text(yaml.dump(settings))
+    call(monkeypatch, "fit", f"-c={tmp_path}/tiny.yaml", script=lightning_trainer)
+    console = capsys.readouterr().out
+    (address,) = re.findall(rf"cloud     ({RUNS}/\S+)", console)
+    assert "cloud     last.ckpt of step 4: uploaded" in console
+    copy = CloudRun(address, tmp_path / "copy")
+    assert [entry["step"] for entry in copy.newer_than(0)] == [4, 4]
 
 
 # Broken by: no second parse_config in find_start; no policy in find_run.

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 
 import psutil
 import pytest
@@ -16,6 +17,12 @@ pytestmark = pytest.mark.slow
 RUNS = "s3://embedded/tests"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 IMPATIENT = "import lightning_train as t; from src import preemption as p; p.PATIENCE = 2; t.main()"
+
+
+def rank_of(launcher: subprocess.Popen, rank: str) -> psutil.Process:
+    """This rank's process; the S3 server's keeper may be a child, too."""
+    children = psutil.Process(launcher.pid).children()
+    return next(c for c in children if c.environ().get("LOCAL_RANK") == rank)
 
 
 @pytest.mark.parametrize("target", ["one", "launcher", "rank 1", "group", "torchrun"])
@@ -39,12 +46,7 @@ def test_sigterm(tmp_path, target):
     if target == "group":
         os.killpg(process.pid, signal.SIGTERM)
     elif target == "rank 1":
-        # The S3 server's keeper is one, too.
-        children = psutil.Process(process.pid).children()
-        environments = [
-            (child, child.environ().get("LOCAL_RANK")) for child in children
-        ]
-        next(child for child, rank in environments if rank == "1").terminate()
+        rank_of(process, "1").terminate()
     else:
         process.terminate()  # torchrun passes it on
     console, _ = process.communicate(timeout=60)
@@ -54,6 +56,23 @@ def test_sigterm(tmp_path, target):
     assert newest_intact(folder / "checkpoints")[1] == int(step)
     elsewhere = tmp_path / "elsewhere" / tmp_path.name
     assert newest_intact(find_run(elsewhere, "must", RUNS).parent)[1] == int(step)
+
+
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    """They wait for it. The disk and the cloud have a checkpoint. Broken by: no kill in launch."""
+    settings = [f"--trainer.cloud_storage_path={RUNS}", "--trainer.max_epochs=1000"]
+    settings += [f"--trainer.run_name={tmp_path.name}", "--trainer.devices=2"]
+    process = start(tmp_path, *settings, command=[*TWO_RANKS, "lightning_train.py"])
+    wait_for_step(process, tmp_path / tmp_path.name, 10)
+    rank_of(process, "1").kill()
+    console, _ = process.communicate(timeout=60)
+    assert process.returncode == 137, console
+    assert "rank 1 failed first, with exit code 137" in console
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        path = find_run(place / tmp_path.name, "must", RUNS)
+        assert newest_intact(path.parent)[1] >= 4
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left
 
 
 # The last checkpoint counts. Broken by: no TimedInterrupt; no kill of the workers.

@@ -25,6 +25,7 @@ exit "$CODE\"""",
     [
         ([10, 20, 30, 40, 50, 60], 143, 6),  # it gets on, however often
         ([10, 20, 20, 20, 20, 30], 143, 4),  # three restarts without a step
+        ([23, 18, 21, 22, 24], 143, 3),  # nothing is saved, so it begins again
         (["", "", "", "", ""], 143, 3),  # before the first step
         ([10], 0, 0),
         ([10], 1, 0),
@@ -69,4 +70,4 @@ def test_a_job_is_requeued_while_it_gets_on(tmp_path, steps, code, requeued):
     assert ("not put back into the queue" in texts[-1]) == is_stopped
     call = (tmp_path / "calls").read_text().splitlines()[0]
     assert "--cpus-per-task=8" in call
-    assert "-c mine.yaml --trainer.run_name slurm-7 --trainer.num_nodes 2" in call
+    assert "-c mine.yaml --trainer.run_name slurm-7 --trainer.output_dir output" in call

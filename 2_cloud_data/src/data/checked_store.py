@@ -14,6 +14,18 @@ from zarr.storage import WrapperStore
 from src.errors import UserError
 
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+BOTO_SETTINGS = {
+    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
+    "connect_timeout": 2,
+    "read_timeout": 2,
+    "retries": {"max_attempts": 0},
+    # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums
+    # that the libraries of AWS now add to all of them. Our chunks have their own.
+    # https://github.com/boto/boto3/issues/4392
+    # https://github.com/aws/aws-sdk-java-v2/issues/5987
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+}
 
 
 def status(error: Exception) -> int:
@@ -37,6 +49,10 @@ def configure_libraries() -> None:
     # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the
     # bucket. https://github.com/zarr-developers/zarr-python/pull/2556
     warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
+
+
+class MissingChunkError(UserError):
+    """The store answers, and has no such chunk."""
 
 
 class CheckedStore(WrapperStore[Store]):
@@ -80,5 +96,5 @@ class CheckedStore(WrapperStore[Store]):
             ) from error
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not is_metadata:
-            raise UserError(f"{self.url}: chunk {key} is missing")
+            raise MissingChunkError(f"{self.url}: chunk {key} is missing")
         return value

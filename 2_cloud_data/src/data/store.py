@@ -8,10 +8,12 @@
 # filecache::URL         with a copy of what was read on the local disk; also blockcache::
 
 import asyncio
+import gzip
 import itertools
 import math
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,12 @@ from dotenv import load_dotenv
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore
 
-from src.data.checked_store import CheckedStore, configure_libraries
+from src.data.checked_store import (
+    BOTO_SETTINGS,
+    CheckedStore,
+    MissingChunkError,
+    configure_libraries,
+)
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
@@ -40,19 +47,7 @@ AXIS_NAMES = {
 Levels = Sequence[float] | None
 # Names of arrays, and which part of each; None means all of it.
 Parts = Iterable[tuple[str, Sequence[slice] | None]]
-DECODING_ERRORS = (RuntimeError, ValueError)  # of zarr's codecs
-BOTO_SETTINGS = {
-    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
-    "connect_timeout": 2,
-    "read_timeout": 2,
-    "retries": {"max_attempts": 0},
-    # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums
-    # that the libraries of AWS now add to all of them. Our chunks have their own.
-    # https://github.com/boto/boto3/issues/4392
-    # https://github.com/aws/aws-sdk-java-v2/issues/5987
-    "request_checksum_calculation": "when_required",
-    "response_checksum_validation": "when_required",
-}
+DECODING_ERRORS = (RuntimeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile)
 WHY_403 = "wrong keys, no store, or no right to list one that is not consolidated"
 # For fsspec's caches: one thread may look for a file while another writes down what is there.
 ONE_AT_A_TIME = asyncio.Semaphore(1)
@@ -134,7 +129,8 @@ def bad_chunks(
     for place in itertools.product(*numbers):
         try:
             array.blocks[place]
-        except (UserError, *DECODING_ERRORS):
+        # Not for a store that does not answer: what is intact would be built again.
+        except (MissingChunkError, *DECODING_ERRORS):
             yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
 
@@ -151,6 +147,9 @@ def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
     axes = [name for name in lazy.coords if name in lazy.dims]
     # Without a grid's further coordinates, which may be large, and have the names of axes.
     lazy = lazy.drop_vars(set(lazy.coords) - set(axes))
+    if any(field.encoding.get("shards") for field in lazy.values()):
+        # Zarr fills a chunk that is lost from the index of a shard.
+        raise UserError(f"{store.url} has shards; chapter 3 reads them")
     load_together(store, lazy, axes)
     return named_axes(xr.decode_cf(lazy, mask_and_scale=False))
 

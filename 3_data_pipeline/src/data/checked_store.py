@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 import warnings
+from typing import Any
 
 import s3fs
 import zarr
@@ -17,6 +18,18 @@ from src.errors import UserError
 # In the index of a shard: there is no such chunk.
 NO_CHUNK = b"\xff" * 16
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+BOTO_SETTINGS = {
+    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
+    "connect_timeout": 2,
+    "read_timeout": 2,
+    "retries": {"max_attempts": 0},
+    # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums
+    # that the libraries of AWS now add to all of them. Our chunks have their own.
+    # https://github.com/boto/boto3/issues/4392
+    # https://github.com/aws/aws-sdk-java-v2/issues/5987
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+}
 
 
 def status(error: Exception) -> int:
@@ -40,6 +53,10 @@ def configure_libraries() -> None:
     # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the
     # bucket. https://github.com/zarr-developers/zarr-python/pull/2556
     warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
+
+
+class MissingChunkError(UserError):
+    """The store answers, and has no such chunk."""
 
 
 class CheckedStore(WrapperStore[Store]):
@@ -87,13 +104,26 @@ class CheckedStore(WrapperStore[Store]):
             ) from error
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not is_metadata:
-            raise UserError(f"{self.url}: chunk {key} is missing")
+            raise MissingChunkError(f"{self.url}: chunk {key} is missing")
         # The end of a shard, or all of it. Zarr fills a chunk that is not in its index.
         is_part = byte_range and not isinstance(byte_range, SuffixByteRequest)
         name = key.partition("/c/")[0]
         if value is not None and name in self.sharded and not is_part:
             self.check_shard(key, value.to_bytes())
         return value
+
+    def add_shards(self, name: str, *layout: tuple[int, ...]) -> None:
+        """Watch an array's shards from now on, of this shape, with these chunks and shards.
+
+        Raises UserError if a shard's index is not where check_shard looks for it.
+        """
+        metadata: Any = zarr.open_array(self, path=name, mode="r").metadata
+        sharding, *others = metadata.codecs
+        key = metadata.encode_chunk_key((0, 0))
+        if others or key != "c/0/0" or sharding.index_location.value != "end":
+            text = "shards of another layout: a lost chunk would read as a gap"
+            raise UserError(f"{self.url}: {name} has {text}")
+        self.sharded[name] = layout
 
     def check_shard(self, key: str, value: bytes) -> None:
         """Raise UserError if the index at the end of a shard misses a chunk."""
@@ -111,4 +141,4 @@ class CheckedStore(WrapperStore[Store]):
         # 16 bytes for each chunk, and a checksum. Nobody has written those beyond the edges.
         index = value[-16 * num_chunks - 4 :]
         if index.count(NO_CHUNK) > num_chunks - num_inside:
-            raise UserError(f"{self.url}: a chunk in {key} is missing")
+            raise MissingChunkError(f"{self.url}: a chunk in {key} is missing")

@@ -49,7 +49,8 @@ class FieldDataset(Dataset):
         """Dates, latitudes and longitudes for a picture; samples without a place lie in a row."""
         _, num_times, height, width = self.sample_shape
         lon = np.arange(width) + index * (width + 1)
-        return np.zeros(num_times), np.arange(height)[::-1], lon
+        dates = np.full(num_times, "no date")
+        return dates, np.arange(height)[::-1], lon
 
 
 class WindowDataset(FieldDataset):

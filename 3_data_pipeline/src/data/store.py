@@ -8,10 +8,12 @@
 # filecache::URL         with a copy of what was read on the local disk; also blockcache::
 
 import asyncio
+import gzip
 import itertools
 import math
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,12 @@ from dotenv import load_dotenv
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore
 
-from src.data.checked_store import CheckedStore, configure_libraries
+from src.data.checked_store import (
+    BOTO_SETTINGS,
+    CheckedStore,
+    MissingChunkError,
+    configure_libraries,
+)
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
@@ -40,19 +47,7 @@ AXIS_NAMES = {
 Levels = Sequence[float] | None
 # Names of arrays, and which part of each; None means all of it.
 Parts = Iterable[tuple[str, Sequence[slice] | None]]
-DECODING_ERRORS = (RuntimeError, ValueError)  # of zarr's codecs
-BOTO_SETTINGS = {
-    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
-    "connect_timeout": 2,
-    "read_timeout": 2,
-    "retries": {"max_attempts": 0},
-    # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums
-    # that the libraries of AWS now add to all of them. Our chunks have their own.
-    # https://github.com/boto/boto3/issues/4392
-    # https://github.com/aws/aws-sdk-java-v2/issues/5987
-    "request_checksum_calculation": "when_required",
-    "response_checksum_validation": "when_required",
-}
+DECODING_ERRORS = (RuntimeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile)
 WHY_403 = "wrong keys, no store, or no right to list one that is not consolidated"
 # For fsspec's caches: one thread may look for a file while another writes down what is there.
 ONE_AT_A_TIME = asyncio.Semaphore(1)
@@ -125,7 +120,7 @@ def bad_chunks(
     object_shape = array.chunks
     if array.shards:
         object_shape = array.shards
-        store.sharded[name] = array.shape, array.chunks, array.shards
+        store.add_shards(name, array.shape, array.chunks, array.shards)
     region = region or [slice(0, size) for size in array.shape]
     starts = []  # of the chunks along each axis
     axes = zip(region, array.shape, array.chunks, strict=True)
@@ -143,7 +138,8 @@ def bad_chunks(
         try:
             if place not in reported:
                 array[tuple(map(slice, start, stops))]
-        except (UserError, *DECODING_ERRORS):
+        # Not for a store that does not answer: what is intact would be built again.
+        except (MissingChunkError, *DECODING_ERRORS):
             reported.add(place)
             yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
@@ -163,7 +159,7 @@ def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
     lazy = lazy.drop_vars(set(lazy.coords) - set(axes))
     for name, field in lazy.items():
         if shards := field.encoding.get("shards"):
-            store.sharded[str(name)] = field.shape, field.encoding["chunks"], shards
+            store.add_shards(str(name), field.shape, field.encoding["chunks"], shards)
     load_together(store, lazy, axes)
     return named_axes(xr.decode_cf(lazy, mask_and_scale=False))
 

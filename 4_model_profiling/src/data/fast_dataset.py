@@ -16,6 +16,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from src.data.pytorch_dataset import Split
+from src.data.statistics import grid_of
 from src.data.store import AXES, open_lazily, open_store
 from src.data.tensorstore_arrays import on_grid, open_arrays, shared_context, unpack
 from src.data.usecase_cloud_dataset import CloudDataset
@@ -73,6 +74,9 @@ class FastDataset(CloudDataset):
             store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
             # Consolidated metadata are written last: without them, the copy is not finished.
             copy = open_lazily(store, consolidated=True)
+            if copy.attrs.get("grid") != grid_of(self.lazy_fields):
+                text = "a copy of another grid; build_store.py pack makes a new one"
+                raise UserError(f"{store.url}: {text}")
             names = copy.attrs["variables"]
             self.variable_order = [names.index(name) for name in self.variables]
             self.encodings = [copy["fields"].encoding | {"array": "packed/fields"}]
