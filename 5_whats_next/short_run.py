@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import sys
 import tempfile
 from contextlib import ExitStack, redirect_stdout, suppress
@@ -86,7 +87,8 @@ class Recorder(Callback):
         wait_for_device()
         self.ends.append(perf_counter())
         self.seconds.append(self.ends[-1] - self.start)
-        self.losses.append(float(trainer.callback_metrics["train_loss"]))
+        # A module that is not ours may have another name for it.
+        self.losses.append(float(trainer.callback_metrics.get("train_loss", math.nan)))
         if len(self.losses) == self.max_steps:
             self.steps_per_epoch = trainer.num_training_batches
             path = Path(trainer.default_root_dir, "last.ckpt")

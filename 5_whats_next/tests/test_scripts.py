@@ -7,6 +7,7 @@ from unittest import mock
 import lightning_train
 import preflight
 import pytest
+import short_run
 import torch
 
 from src.cloud_folder import CloudFolder
@@ -15,7 +16,6 @@ from src.data.pytorch_dataset import OceanDataset
 from src.data.s3_server import FOLDER, connect
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
-from src.stop_and_save import StopAndSave
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.kill_campaign import CASES, campaign
 from tests.own_training import OwnData, OwnModule
@@ -104,13 +104,20 @@ def test_preflight(monkeypatch, capsys):
     }
 
 
-def test_preflight_of_own_data(monkeypatch, capsys):
-    """Broken by: no OWN_DATA in a check; a right to list that is demanded."""
-    monkeypatch.setattr(lightning_train, "CLASSES", (OwnModule, OwnData, StopAndSave))
+def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
+    """Broken by: no OWN_DATA in a check; a right to list that is demanded; a train_loss, too."""
+    # As if lightning_train.py had other imports.
+    classes = {"AutoencoderModule": OwnModule, "FieldDataModule": OwnData}
+    for name, own in classes.items():
+        monkeypatch.setattr(lightning_train, name, own)
+    for module in (lightning_train, short_run):
+        settings = lightning_train.LightningSettings
+        monkeypatch.setattr(module, "CLASSES", (*classes.values(), settings))
+    (tmp_path / "own.yaml").write_text("trainer: {max_epochs: 1, accelerator: cpu}")
     monkeypatch.setattr(
         CloudFolder, "names", mock.Mock(side_effect=UserError("AccessDenied"))
     )
-    settings = ["--trainer.max_epochs=1", "--trainer.wandb=online"]
+    settings = [f"-c={tmp_path}/own.yaml", "--trainer.wandb=online"]
     account = mock.Mock(**{"return_value.viewer.username": "me"})
     monkeypatch.setattr(preflight.wandb, "Api", account)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
