@@ -11,6 +11,7 @@ On a dask cluster if DASK_SCHEDULER_ADDRESS names one, in threads otherwise.
 """
 
 import contextlib
+import glob
 import math
 import os
 import sys
@@ -62,16 +63,22 @@ def netcdf(
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
     Args:
-        files: in any order.
+        files: in any order; patterns such as /data/*.nc, too.
         variables: which of their variables.
         url: where to.
         train_period: first and last date of the training, both inclusive.
         chunk: steps, latitudes and longitudes of a chunk.
         shard: the same for an object, which holds several chunks; null: one object each.
     """
-    fields = xr.open_mfdataset(files, chunks={})
+    paths: list[str] = []
+    for pattern in files:
+        found = sorted(glob.glob(pattern))  # noqa: PTH207 (pathlib takes no absolute pattern)
+        if not found:
+            raise UserError(f"--files: there is no {pattern}")
+        paths += found
+    fields = xr.open_mfdataset(paths, chunks={})
     # So that a build of other files, or of corrected ones, does not continue this one.
-    fields.attrs = {"files": str(sorted(map(version, files)))}
+    fields.attrs = {"files": str(sorted(map(version, paths)))}
     names = {"latitude": "lat", "longitude": "lon"}
     fields = fields.rename(
         {old: new for old, new in names.items() if old in fields.dims}
@@ -79,7 +86,7 @@ def netcdf(
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
     command: dict[str, Any] = {
         "command": "netcdf",
-        "files": files,
+        "files": paths,
         "variables": variables,
         "train_period": train_period,
         "chunk": chunk,

@@ -1,7 +1,7 @@
 """Fill fields with a trained model: one NetCDF or Zarr file with names, units, dates, coordinates.
 
 uv run python predict.py --run output/mine                its best checkpoint, its validation period
-uv run python predict.py --run output/mine --period "[1996-01,1996-12]" --to filled.nc
+uv run python predict.py --run output/mine --period "[1996-01,1996-12]" --to predicted.nc
 uv run python predict.py --run output/mine --to filled.zarr --picture air_temperature --date 1996-06
 
 The model hides patches of the fields, as in its validation, and predicts them from the others. The

@@ -37,7 +37,7 @@ LIMITS = {
     # Any public layout, weights of latitudes, checksums, repair and clouds with rights: more than
     # planned, and a server that comes back. Their tests write stores in the layouts of others,
     # start a second server, and kill and stop the first.
-    "2_cloud_data": (11_200, 9_500, 2_800),
+    "2_cloud_data": (11_250, 9_500, 2_800),
     # Shards and their layout, a copy of the right grid, and what the reader costs and takes.
     "3_data_pipeline": (9_450, 4_650, 2_850),
     "4_model_profiling": (6_850, 3_000, 2_700),

@@ -116,7 +116,7 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     fields.isel(time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
     words = [
         "netcdf",
-        f"--files=[{tmp_path}/b.nc,{tmp_path}/a.nc]",
+        f"--files=[{tmp_path}/*.nc]",
         f"--url={tmp_path}/store",
     ]
     words += [
