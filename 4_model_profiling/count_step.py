@@ -38,7 +38,7 @@ class CountStep(Callback):
 
     def __init__(self) -> None:
         self.counter = FlopCounterMode(display=False)
-        self.kept: dict[int, int] = {}  # bytes of each storage, by address
+        self.saved_bytes: dict[int, int] = {}  # bytes of each storage, by address
         self.contexts = ExitStack()
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Any, *_: object) -> None:
@@ -46,7 +46,9 @@ class CountStep(Callback):
         if trainer.global_step > 0:
             return
         self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept)
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            self.keep, lambda tensor: tensor
+        )
         self.contexts.enter_context(hooks)
         self.contexts.enter_context(self.counter)
 
@@ -56,7 +58,7 @@ class CountStep(Callback):
         # them the sum lies between that of one part and that of all.
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.weights:
-            self.kept[storage.data_ptr()] = storage.nbytes()
+            self.saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def on_train_batch_end(self, *_: object) -> None:
@@ -118,8 +120,8 @@ def bytes_of_state(training: Training) -> int:
     for weights in training.module.parameters():
         total += weights.nbytes * (1 + weights.requires_grad)
     for optimizer in training.trainer.optimizers:
-        for kept in optimizer.state.values():
-            total += sum(t.nbytes for t in kept.values() if isinstance(t, Tensor))
+        for averages in optimizer.state.values():
+            total += sum(t.nbytes for t in averages.values() if isinstance(t, Tensor))
     return total
 
 
@@ -138,7 +140,7 @@ def main() -> None:
     flops = counting.counter.get_total_flops()
     if not flops:
         raise UserError("no operation was counted: compiled, or custom kernels?")
-    kept = sum(counting.kept.values())
+    saved_bytes = sum(counting.saved_bytes.values())
     state = bytes_of_state(training)
     steps = milliseconds(timer)["total"].iloc[WARMUP:]
     if steps.empty:
@@ -149,7 +151,7 @@ def main() -> None:
     product, copy = machine_speed(training.device, DTYPES[options.precision])
     computing = flops / product
     # An estimate of what a step moves: what is kept, and the state, are each written and read once.
-    moving = 2 * (kept + state) / copy
+    moving = 2 * (saved_bytes + state) / copy
 
     print(training.describe())
     print(f"counted     {flops / 1e9:.3f} GFLOP")
@@ -157,7 +159,7 @@ def main() -> None:
         samples = training.batch_size / training.trainer.world_size  # of this rank
         formula = samples * step_flops(training.module.model)
         print(f"by formula  {formula / 1e9:.3f} GFLOP")
-    print(f"kept        {kept / 1e6:.1f} MB for the gradients")
+    print(f"kept        {saved_bytes / 1e6:.1f} MB for the gradients")
     print(f"state       {state / 1e6:.1f} MB of weights, gradients, optimizer")
     print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product")
     print(f"            {copy / 1e9:.0f} GB/s in a copy")

@@ -47,12 +47,13 @@ def print_table(
         times = milliseconds[name]
         # Each turn is compared with its own float32: the machine may be slower in another one.
         ratios = [a / b for a, b in zip(milliseconds["32-true"], times, strict=True)]
-        kept, most = sum(run.kept.values()), sum(reference.kept.values())
+        saved = sum(run.saved_bytes.values())
+        most = sum(reference.saved_bytes.values())
         loss = fmean(run.losses[-tail:]) / fmean(reference.losses[-tail:]) - 1
         (*_, scores), (*_, expected) = run.scores.values(), reference.scores.values()
         print(
             f"{name:<11} {median(times):7.1f}  {f'({min(times):.1f}-{max(times):.1f})':<12}"
-            f"{median(ratios):6.2f}x{kept / 1e6:9.1f}{most / kept:7.2f}x{loss:+13.2%}"
+            f"{median(ratios):6.2f}x{saved / 1e6:9.1f}{most / saved:7.2f}x{loss:+13.2%}"
             f"{scores['val_loss'] / expected['val_loss'] - 1:+13.2%}"
         )
 

@@ -33,8 +33,8 @@ def read_options(doc: Any, own: dict[str, Any], defaults: list[str]) -> tuple[An
             f"--{name}", type=type(value), default=value, help=f"default {value}"
         )
     options, overrides = parser.parse_known_args()
-    options.words = [*defaults, *overrides]
-    return options, parse_config(doc, options.words, *CLASSES)[0]
+    options.overrides = [*defaults, *overrides]
+    return options, parse_config(doc, options.overrides, *CLASSES)[0]
 
 
 class EnoughStepsError(Exception):
@@ -54,7 +54,7 @@ class Recorder(Callback):
         ] = []  # of the steps; from one to the next is the wait for data, too
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address.
-        self.kept: dict[int, int] = {}
+        self.saved_bytes: dict[int, int] = {}
         self.hooks = ExitStack()
         # Of a training that ends after max_steps.
         self.steps_per_epoch = 0
@@ -75,7 +75,7 @@ class Recorder(Callback):
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()  # several tensors may be views of it
-        self.kept[storage.data_ptr()] = storage.nbytes()
+        self.saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def on_before_backward(self, *_: object) -> None:

@@ -99,14 +99,14 @@ class Pruner(Recorder):
                 raise optuna.TrialPruned
 
 
-def objective(trial: Any, words: list[str]) -> float:
+def objective(trial: Any, overrides: list[str]) -> float:
     """Train with these settings and the trial's; returns the score."""
     searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
-    config, _ = parse_config(__doc__, [*words, *searched], *CLASSES)
+    config, _ = parse_config(__doc__, [*overrides, *searched], *CLASSES)
     return short_training(config, Pruner(trial)).score
 
 
-def report(study: Any, folder: Path, words: list[str]) -> None:
+def report(study: Any, folder: Path, overrides: list[str]) -> None:
     """Table, pictures, and the best settings as a configuration."""
     table = study.trials_dataframe(
         attrs=("number", "value", "params", "user_attrs", "state")
@@ -129,7 +129,7 @@ def report(study: Any, folder: Path, words: list[str]) -> None:
     )
     print(
         "  uv run python lightning_train.py",
-        *map(shlex.quote, words),
+        *map(shlex.quote, overrides),
         f"-c {where}/best.yaml",
     )
 
@@ -153,11 +153,11 @@ def main() -> None:
     for _ in tqdm(range(options.trials), "trials", disable=None):
         # A training that diverges, or is too large for the GPU, fails; the search goes on.
         study.optimize(
-            lambda trial: objective(trial, options.words),
+            lambda trial: objective(trial, options.overrides),
             n_trials=1,
             catch=(UserError, torch.OutOfMemoryError),
         )
-    report(study, folder, options.words[len(SHORT) :])
+    report(study, folder, options.overrides[len(SHORT) :])
 
 
 if __name__ == "__main__":

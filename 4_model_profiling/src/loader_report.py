@@ -36,7 +36,7 @@ class LoaderReport(Callback):
         batch_size = getattr(trainer.datamodule, "batch_size", None)
         if batch_size and hasattr(self.dataset, "chunk"):
             inside = trainer.val_check_batch < trainer.num_training_batches
-            say(summary(loader, batch_size // trainer.world_size, inside))
+            print_line(summary(loader, batch_size // trainer.world_size, inside))
         # Lightning does not call it where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer, module)
 
@@ -72,7 +72,7 @@ class LoaderReport(Callback):
         seconds = self.asked - self.start
         store, decoding = (seconds_of(self.dataset) - self.seconds_before).tolist()
         limit = limiting_stage(self.waited / seconds, store, decoding)
-        say(
+        print_line(
             f"first batch after {self.first_wait:.1f} s, then waited {self.waited:.1f} of"
             f" {seconds:.1f} s; what limits is {limit}"
         )
@@ -168,6 +168,6 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
 
 
 @rank_zero_only
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line, above a progress bar if there is one."""
     tqdm.write(f"loader    {text}")

@@ -76,8 +76,8 @@ class CloudUploadCallback(Callback):
         self.during_training = upload_during_training
         self.on_end = upload_on_fit_end
         self.uploader: Any = None  # on rank 0
-        # When each file was written, at its last offer.
-        self.offered: dict[str, int] = {}
+        # When each file was written, when it was enqueued last.
+        self.enqueued: dict[str, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning puts into each checkpoint, so that a run goes on in the same folder.
@@ -126,7 +126,7 @@ class CloudUploadCallback(Callback):
         self.uploader.start()
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
-        """Offer new checkpoints, every so many epochs or steps."""
+        """Enqueue new checkpoints, every so many epochs or steps."""
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
@@ -142,7 +142,7 @@ class CloudUploadCallback(Callback):
         steps = trainer.global_step - self.step
         is_due = epochs >= self.interval or 0 < self.every <= steps
         if self.during_training and is_due:
-            self.offer_new()
+            self.enqueue_new()
             self.epoch = trainer.current_epoch
             self.step = trainer.global_step
 
@@ -151,15 +151,15 @@ class CloudUploadCallback(Callback):
         paths = sorted(self.checkpoints.glob("*.ckpt"))
         return [path for path in paths if not path.stem.endswith(".previous")]
 
-    def offer_new(self) -> None:
-        """Offer the checkpoints that have been written since they were offered."""
+    def enqueue_new(self) -> None:
+        """Enqueue the checkpoints that have been written since the last time."""
         for path in self.files():
             written = path.stat().st_mtime_ns
-            if self.offered.get(path.name) != written:
+            if self.enqueued.get(path.name) != written:
                 with suppress(OSError):
                     # No room for the copy: again at the next upload.
-                    self.uploader.offer(path)
-                    self.offered[path.name] = written
+                    self.uploader.enqueue(path)
+                    self.enqueued[path.name] = written
 
     def on_fit_end(self, *_: object) -> None:
         """Wait for the last uploads. Raises UserError if something is not in the cloud."""
@@ -184,12 +184,12 @@ class CloudUploadCallback(Callback):
         if uploader is None:
             return []
         if self.on_end and not uploader.is_taken_over():
-            self.offer_new()
+            self.enqueue_new()
             uploader.flush(seconds)
         self.uploader = None  # a signal may end the wait, and then this begins again
         uploader.close()
         missing = []
-        # Also those that could not be offered, for want of room.
+        # Also those that could not be enqueued, for want of room.
         names = [path.name for path in self.files()]
         if self.on_end and not names:
             missing.append(f"any checkpoint of {self.checkpoints}")

@@ -29,7 +29,7 @@ class Uploader(threading.Thread):
         self.failing_since = 0.0  # 0 while uploads work
         self.next_notice = 0.0
 
-    def offer(self, path: Path) -> None:
+    def enqueue(self, path: Path) -> None:
         """Upload this file as it is now."""
         # Here, and not in the thread: if Python ends while a thread is inside of torch, it aborts.
         step = saved_step(path)

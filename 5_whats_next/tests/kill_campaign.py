@@ -85,7 +85,7 @@ def train_until_killed() -> None:
     def kill_at_step(callback: StopAndSave, trainer: Any, *_: object) -> None:
         if (trainer.global_step, trainer.global_rank) != (kill_step, 0):
             return
-        # The first checkpoint is offered as step 1 begins, after this hook. From step 2 on one has
+        # The first checkpoint is enqueued as step 1 begins, after this hook. From step 2 on one has
         # to be in the cloud, and a later one is on its way.
         if kill_step > 1:
             callbacks = trainer.callbacks

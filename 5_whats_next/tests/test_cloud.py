@@ -230,7 +230,7 @@ def test_the_newest_checkpoint_wins(tmp_path):
     uploader.start()
     for step in (1, 2, 3):
         save_durably({"global_step": step}, path)
-        uploader.offer(path)
+        uploader.enqueue(path)
         began.wait()
     may_end.set()
     uploader.flush(seconds=1e6)
@@ -254,16 +254,16 @@ def test_the_disk_is_taken_if_the_cloud_is_silent(proxy, folder, tmp_path, capsy
 
 def test_uploads_inside_of_an_epoch_save_as_well(monkeypatch, tmp_path):
     """Broken by: checkpoint_every_n_steps alone in StopAndSave."""
-    offered = []
-    offer = Uploader.offer
+    enqueued = []
+    enqueue = Uploader.enqueue
     monkeypatch.setattr(
         Uploader,
-        "offer",
-        lambda self, path: (offered.append(saved_step(path)), offer(self, path)),
+        "enqueue",
+        lambda self, path: (enqueued.append(saved_step(path)), enqueue(self, path)),
     )
     words = ["checkpoint_every_n_steps=0", "upload_every_n_steps=2", "max_epochs=1"]
     training(monkeypatch, tmp_path, *words)
-    assert set(offered) == {2, 4}
+    assert set(enqueued) == {2, 4}
 
 
 def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
@@ -290,7 +290,7 @@ def test_nobody_waits_for_what_is_not_allowed(tmp_path):
     save_durably({"global_step": 1}, path)
     uploader = Uploader(mock.Mock(**{"upload.side_effect": error}))
     uploader.start()
-    uploader.offer(path)
+    uploader.enqueue(path)
     uploader.flush(seconds=1e6)
     assert uploader.error is error
     uploader.close()
@@ -381,12 +381,12 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     callback = CloudUploadCallback("none", upload_interval=10)
     callback.uploader = mock.Mock(uploaded={}, error=OSError("no room"))
     callback.uploader.is_taken_over.return_value = False
-    callback.uploader.offer.side_effect = callback.uploader.error
+    callback.uploader.enqueue.side_effect = callback.uploader.error
     callback.checkpoints = tmp_path
     trainer = mock.Mock(current_epoch=9, global_step=36, log_every_n_steps=100)
     callback.on_train_start(trainer, None)
     callback.on_train_batch_start(trainer)
-    callback.uploader.offer.assert_called_once()
+    callback.uploader.enqueue.assert_called_once()
     assert callback.finish(1) == ["last.ckpt"]
 
 

@@ -49,16 +49,16 @@ def test_two_trainings_of_one_run(monkeypatch, tmp_path):
 def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
     """Broken by: no check_owner in upload; no is_taken_over in the callback."""
     cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
-    offer = callbacks.Uploader.offer
+    enqueue = callbacks.Uploader.enqueue
 
     def take_over(uploader, path):
         if not cloud.owner:
             cloud.claim()
-        offer(uploader, path)
+        enqueue(uploader, path)
         with uploader.changed:
             uploader.changed.wait_for(lambda: uploader.error)
 
-    monkeypatch.setattr(callbacks.Uploader, "offer", take_over)
+    monkeypatch.setattr(callbacks.Uploader, "enqueue", take_over)
     with pytest.raises(SystemExit) as ended:
         training(monkeypatch, tmp_path)
     assert ended.value.code == callbacks.TAKEN_OVER
