@@ -141,7 +141,8 @@ class Training:
     @property
     def batch_size(self) -> Any:
         """Samples in a step, on all devices; None if the data module does not say it."""
-        return getattr(self.data, "batch_size", None)
+        of_arguments = self.data.hparams.get("batch_size")
+        return getattr(self.data, "batch_size", of_arguments)
 
     def describe(self) -> str:
         """What the figures were measured on."""

@@ -32,7 +32,7 @@ LARGE_DATA_SHARE = 0.3
 ADVICE = {
     "data": "back to chapter 3, and its ceiling.py",
     "transfer": "pin_memory, fewer and smaller tensors",
-    "forward": "torch.compile, another architecture; profiler.py shows the operators",
+    "forward": "Python loops (profiler.py --profilers advanced)? else torch.compile",
     "backward": "torch.compile, another architecture; profiler.py shows the operators",
     "clipping": "it waits for all gradients; few and large weights are faster",
     "optimizer": "--optimizer.fused true",
