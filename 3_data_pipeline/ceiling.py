@@ -102,6 +102,16 @@ def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - cpu_start
 
 
+def bottleneck(speeds: dict[str, float]) -> str:
+    """What limits, from the samples per second of model, store, decoding and loader."""
+    if speeds["loader"] >= speeds["model"]:
+        return "model"
+    limit = min(("store", "decoding"), key=speeds.__getitem__)
+    if speeds["loader"] < speeds[limit] / 2:
+        return f"loader, which reaches less than half of {limit}"
+    return limit
+
+
 def main(
     file: str = "benchmark_configs/ladder.yaml",
     delay: NonNegativeFloat = 0.03,
@@ -151,13 +161,7 @@ def main(
         f" {1000 * cpu / len(order):.2f} ms of CPU a sample;"
         f" raw requests take {1000 * raw_cpu / len(order):.2f} ms"
     )
-    if speeds["loader"] >= speeds["model"]:
-        limit = "model"
-    else:
-        limit = min(("store", "decoding"), key=speeds.__getitem__)
-    if speeds["loader"] < speeds[limit] / 2:
-        limit = "loader, which reaches less than half of that"
-    print("bottleneck:", limit)
+    print("bottleneck:", bottleneck(speeds))
 
 
 if __name__ == "__main__":

@@ -107,4 +107,8 @@ def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
     monkeypatch.setattr(ceiling, "NUM_BATCHES", 2)
     ceiling.main(delay=0.001, step_time=1e-6)
     output = capsys.readouterr().out
-    assert "bottleneck: store" in output or "bottleneck: decoding" in output
+    assert "bottleneck: " in output
+    speeds = {"model": 100.0, "store": 80.0, "decoding": 90.0, "loader": 70.0}
+    assert ceiling.bottleneck(speeds) == "store"
+    assert ceiling.bottleneck(speeds | {"loader": 110.0}) == "model"
+    assert ceiling.bottleneck(speeds | {"loader": 30.0}).startswith("loader")

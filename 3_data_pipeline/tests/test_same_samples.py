@@ -139,7 +139,7 @@ def test_waiting_leaves_validation_out(monkeypatch):
     clock = iter([0, 1, 2, 50, 51, 53])  # in the order of the calls below
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     said = []
-    monkeypatch.setattr(loader_report, "say", said.append)
+    monkeypatch.setattr(loader_report, "print_line", said.append)
     report = LoaderReport()
     report.dataset = None
     report.on_train_epoch_start()
