@@ -75,9 +75,8 @@ class CloudRun:
                 if self.folder.version("latest.json") == version:
                     raise
         if previous_owner:
-            with suppress(
-                UserError
-            ):  # the right to list is not needed for anything else
+            # The right to list is not needed for anything else.
+            with suppress(UserError):
                 self.delete_unlisted()
 
     def delete_unlisted(self) -> None:
@@ -139,10 +138,9 @@ class CloudRun:
             for filename in ("config.yaml", "metrics.csv"):
                 if text := self.folder.read(filename):
                     write_whole(self.run / filename, text)
-        # The newest last, for the same reason: a kill in between must not lose best.ckpt.
-        names = list(dict.fromkeys(entry["name"] for entry in entries))
-        is_complete = [self.download_name(name, entries, step) for name in names[::-1]]
-        if entries and not any(is_complete) and not step:
+        names = {entry["name"] for entry in entries}
+        is_here = [self.download_name(name, entries, step) for name in sorted(names)]
+        if entries and not any(is_here) and not step:
             raise UserError(f"{self.folder.url} has no checkpoint that is intact")
 
     def download_name(

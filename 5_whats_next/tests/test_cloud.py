@@ -348,7 +348,7 @@ def test_a_claim_loses_no_upload(folder, tmp_path):
 
 
 def test_a_kill_between_two_downloads_loses_none(folder, tmp_path, monkeypatch):
-    """Nor does a missing best.ckpt beside a newer last.ckpt. Broken by: the newest name first."""
+    """Nor does a missing best.ckpt beside a newer last.ckpt. Broken by: no path.exists()."""
     run = tmp_path / "run"
     cloud = upload(folder, run, 5)
     cloud.upload(run / "checkpoints" / "last.ckpt", "best.ckpt", 5)
