@@ -15,13 +15,16 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning_train
+from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 from src.callbacks import CloudUploadCallback
@@ -52,51 +55,63 @@ def train(case: Case, output: Path, kill: bool = False) -> str:
     # With the temporary folder's name: the cloud still has the runs of earlier campaigns.
     words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
     log = output.with_suffix(".killed" if kill else ".log")
+    kill_step = case.step if kill else None
     # A copy of a process that has imported Lightning already.
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(list(PRELOADED))
-    kill_step = case.step if kill else None
-    process = forkserver.Process(target=run, args=(words, kill_step, log))
+    process = forkserver.Process(target=run, args=(words, case.ranks, kill_step, log))
     process.start()
     process.join()
     return log.read_text()
 
 
-def run(words: list[str], kill_step: int | None, log: Path) -> None:
+def run(words: list[str], ranks: int, kill_step: int | None, log: Path) -> None:
     """In a process of its own: train, or train until a step begins."""
-    os.setsid()  # so that the whole process group can be killed
+    os.setsid()  # so that all ranks and their workers can be killed
     with log.open("wb") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     os.chdir(CHAPTER)
-    script = ["lightning_train.py"]
+    sys.argv = ["lightning_train.py", *words]
     if kill_step is not None:
-        script = ["-m", "tests.kill_campaign"]
-        os.environ["KILL_AT"] = str(kill_step)
-    sys.argv = [script[-1], *words]
-    sys.orig_argv = [sys.executable, *script, *words]  # the command of each rank
-    train_until_killed() if kill_step is not None else lightning_train.main()
+        StopAndSave.on_train_batch_start = partialmethod(
+            kill_at_step, kill_step=kill_step
+        )
+    if ranks == 1:
+        lightning_train.main()
+        return
 
-
-def train_until_killed() -> None:
-    """In the process that is to be killed: train, and kill the group as a step begins."""
-    kill_step = int(os.environ["KILL_AT"])
-
-    def kill_at_step(callback: StopAndSave, trainer: Any, *_: object) -> None:
-        if (trainer.global_step, trainer.global_rank) != (kill_step, 0):
-            return
-        # The first checkpoint is enqueued as step 1 begins, after this hook. From step 2 on one has
-        # to be in the cloud, and a later one is on its way.
-        if kill_step > 1:
-            callbacks = trainer.callbacks
-            (upload,) = [c for c in callbacks if isinstance(c, CloudUploadCallback)]
-            with upload.uploader.changed:
-                upload.uploader.changed.wait_for(lambda: upload.uploader.uploaded)
-        os.killpg(0, signal.SIGKILL)
-
-    # A callback of every training, which runs before the upload of the same step.
-    StopAndSave.on_train_batch_start = kill_at_step
+    # As src/launch.py does, without another import of Lightning.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    rank_1 = os.fork()
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0" if rank_1 else "1",
+    }
+    rank_zero_only.rank = int(os.environ["LOCAL_RANK"])  # was read at the import
     lightning_train.main()
+    if rank_1:
+        os.waitpid(rank_1, 0)
+
+
+def kill_at_step(
+    callback: StopAndSave, trainer: Any, *arguments: Any, kill_step: int
+) -> None:
+    """Kill all ranks as a step begins: a hook of every training, before the step's upload."""
+    if (trainer.global_step, trainer.global_rank) != (kill_step, 0):
+        return
+    # The first checkpoint is enqueued as step 1 begins, after this hook. From step 2 on one has
+    # to be in the cloud, and a later one is on its way.
+    if kill_step > 1:
+        callbacks = trainer.callbacks
+        (upload,) = [c for c in callbacks if isinstance(c, CloudUploadCallback)]
+        with upload.uploader.changed:
+            upload.uploader.changed.wait_for(lambda: upload.uploader.uploaded)
+    os.killpg(0, signal.SIGKILL)
 
 
 def rows(output: Path) -> list[dict[str, str]]:
@@ -160,7 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if "KILL_AT" in os.environ:
-        train_until_killed()
-    else:
-        sys.exit(main())
+    sys.exit(main())
