@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPORT = ["uv", "export", "--quiet", "--frozen", "--no-header", "--no-annotate"]
-EXPORT += ["--no-emit-project"]
+EXPORT += ["--no-emit-project", "--group", "gcs"]  # gcs: for the image
 
 
 def portable(lock: str) -> str:
@@ -26,8 +26,9 @@ def portable(lock: str) -> str:
     lock = re.sub(r'registry = "[^"]*"', 'registry = "index"', lock)
     lock = re.sub(r"^sdist = .*\n", "", lock, flags=re.MULTILINE)
     lock = re.sub(r"^wheels = \[\n(?:.*\n)*?\]\n", "", lock, flags=re.MULTILINE)
-    # Tables that repeat pyproject.toml or one machine's settings, up to the next table.
-    tables = r"^\[(package\.metadata[^\]]*|options[^\]]*)\]\n(?:(?!\[).*\n)*"
+    # Tables that repeat pyproject.toml, up to the next table. Not [options]: without it uv takes
+    # exclude-newer for a new setting, and the newest versions instead of the locked ones.
+    tables = r"^\[package\.metadata[^\]]*\]\n(?:(?!\[).*\n)*"
     return re.sub(tables, "", lock, flags=re.MULTILINE)
 
 
@@ -38,12 +39,15 @@ def problems(lock: str, requirements: str, exported: str) -> list[str]:
         problems.append("uv.lock is as uv wrote it: run appendix/portable_lock.py")
     if "://" in lock + requirements:
         problems.append("uv.lock or requirements.txt has an address")
-    # Names and versions only: a portable lock has no hashes to export.
     pinned = re.compile(r"^[^\s#]+==[^\s;]*", re.MULTILINE)
     if different := set(pinned.findall(requirements)) ^ set(pinned.findall(exported)):
         problems.append(
             f"requirements.txt is not uv.lock's: {', '.join(sorted(different))}"
         )
+    # After `uv sync`: a file of another content under a known name and version.
+    hashes = re.compile(r"--hash=\S+")
+    if unknown := set(hashes.findall(exported)) - set(hashes.findall(requirements)):
+        problems.append(f"the index has files that nobody locked: {sorted(unknown)[0]}")
     return problems
 
 

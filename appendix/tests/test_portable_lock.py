@@ -7,7 +7,7 @@ version = 1
 revision = 5
 
 [options]
-exclude-newer = "2026-01-01T00:00:00Z"
+exclude-newer-span = "P7D"
 
 [[package]]
 name = "einops"
@@ -28,6 +28,9 @@ dev = []
 PORTABLE = """\
 version = 1
 revision = 5
+
+[options]
+exclude-newer-span = "P7D"
 
 [[package]]
 name = "einops"
@@ -51,6 +54,9 @@ def test_check_finds_what_is_not_portable():
     assert "address" in problem
     (problem,) = portable_lock.problems(PORTABLE, exported, "einops==0.8.1\n")
     assert "not uv.lock's: einops==0.8.1, einops==0.8.2" in problem
+    changed = exported.replace("11", "22")
+    (problem,) = portable_lock.problems(PORTABLE, exported, changed)
+    assert "nobody locked: --hash=sha256:22" in problem
     assert (
         "as uv wrote it"
         in portable_lock.problems(AS_UV_WRITES_IT, exported, exported)[0]
