@@ -87,6 +87,7 @@ def test_a_server_that_dies_comes_back(monkeypatch, tmp_path):
     bucket.pipe("embedded/a", b"1")
     (weed,) = servers(tmp_path)
     keeper = weed.parent()
+    keeper.terminate()  # as SLURM does, when a job's last uploads begin
     weed.kill()
     assert use("").communicate()[0] == address
     assert bucket.cat("embedded/a") == b"1"

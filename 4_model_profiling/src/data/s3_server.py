@@ -154,6 +154,9 @@ def has_users(file: int) -> bool:
 def keep() -> None:
     """Run the server until nobody holds a lock any more, and again if it dies before."""
     os.umask(0o077)  # the two files hold the keys
+    # SLURM sends it to all processes of a job, whose last uploads need the server. The server dies
+    # of it, and is started again.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Where the server was too busy to answer in time, a second keeper is started. It waits here.
     keeper_lock = os.open(FOLDER / "keeper", os.O_CREAT | os.O_RDWR)
     fcntl.flock(keeper_lock, fcntl.LOCK_EX)
