@@ -1,8 +1,8 @@
 """A machine inside this one: processes with a network of their own, which end with it."""
 
+import csv
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,44 +14,56 @@ NEEDS_ROOT = pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("unshare"),
     reason="needs root, for networks",
 )
+SPACES = ["--net", "--pid", "--mount", "--uts"]
 
 
 class Machine:
-    """Processes with a loopback device, process numbers and mounts of their own.
+    """Processes with a name and a network of their own, which all end with it.
 
-    All of them end with it. Files are those of this machine.
+    Files are those of this machine, as if on a shared disk. It has the loopback device and one
+    network card.
 
     Args:
-        hosts: names in its /etc/hosts, for 127.0.0.1.
+        name: its host name.
+        address: that of its card, in a network of /24.
+        hosts: more names for 127.0.0.1.
     """
 
-    def __init__(self, *hosts: str) -> None:
-        names = ("localhost", socket.gethostname(), *hosts)
-        lines = "".join(rf"127.0.0.1 {name}\n" for name in names)
+    def __init__(self, name: str, address: str, *hosts: str) -> None:
+        self.address = address
+        lines = "".join(rf"127.0.0.1 {host}\n" for host in ("localhost", name, *hosts))
         set_up = f"""set -e
+        hostname {name}
         ip link set lo up
-        ip link add cable type veth peer name plug
-        ip address add 192.0.2.1/24 dev cable
-        ip link set cable up
+        ip link add card type veth peer name plug
+        ip address add {address}/24 dev card
+        ip link set card up
         ip link set plug up
         hosts=$(mktemp); printf '{lines}' >$hosts
         mount --bind $hosts /etc/hosts
         echo ready; read -r"""
-        namespaces = ["--net", "--pid", "--mount", "--fork", "--kill-child"]
+        unshare = ["unshare", *SPACES, "--fork", "--kill-child", "--mount-proc"]
         self.process = subprocess.Popen(
-            ["unshare", *namespaces, "--mount-proc", "bash", "-c", set_up],
+            [*unshare, "bash", "-c", set_up],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self.process.stdout.readline() == b"ready\n"
-        unshare = self.process.pid
-        children = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
-        self.pid = children[0]
+        pid = self.process.pid
+        (self.pid,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+    def connect(self, other: "Machine") -> None:
+        """A cable from this machine's card to that of another one."""
+        other.run("ip", "link", "delete", "card")
+        move = ["ip", "link", "set", "plug", "name", "card", "netns", other.pid]
+        # In this network, but with the process numbers outside, where the other one has a number.
+        subprocess.run(["nsenter", "--net", f"--target={self.pid}", *move], check=True)
+        other.run("ip", "address", "add", f"{other.address}/24", "dev", "card")
+        other.run("ip", "link", "set", "card", "up")
 
     def command(self, *words: str, folder: Path = ROOT) -> list[str]:
         """A command that runs ``words`` on this machine, in a folder."""
-        spaces = ["--net", "--pid", "--mount", f"--target={self.pid}"]
-        return ["nsenter", *spaces, f"--wd={folder}", *words]
+        return ["nsenter", *SPACES, f"--target={self.pid}", f"--wd={folder}", *words]
 
     def run(self, *words: str, folder: Path = ROOT, **options) -> str:
         """What a command prints, with its errors."""
@@ -70,3 +82,19 @@ class Machine:
         """End all its processes."""
         self.process.kill()
         self.process.communicate()
+
+
+def copy_of(chapter: str, folder: Path) -> Path:
+    """The chapter, for trainings that write into its folder."""
+    ignored = shutil.ignore_patterns("output", "results", "__pycache__")
+    return Path(shutil.copytree(ROOT / chapter, folder / chapter, ignore=ignored))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """The training loss of each step of a run."""
+    path = folder / "metrics.csv"
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        table = [row for row in csv.DictReader(file) if row.get("train_loss")]
+    return {int(row["step"]): float(row["train_loss"]) for row in table}

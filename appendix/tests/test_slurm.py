@@ -1,6 +1,5 @@
 """The chapters' sbatch files on a real SLURM of two nodes (slurm/cluster.sh), in a namespace."""
 
-import csv
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.machines import NEEDS_ROOT, ROOT, Machine
+from tests.machines import NEEDS_ROOT, ROOT, Machine, copy_of, losses
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +38,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.machine = Machine("node1", "node2")
+        self.machine = Machine("cluster", "192.0.2.1", "node1", "node2")
         script = f"{ROOT}/appendix/slurm/cluster.sh"
         self.machine.run("bash", script, "start", str(folder))
         commands = folder / "bin"
@@ -94,22 +93,6 @@ def wait_until(condition: Callable[[], bool], log: Path) -> None:
     while not condition():
         assert time.monotonic() < deadline, text_of(log)
         time.sleep(0.1)
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """The training loss of each step."""
-    path = folder / "metrics.csv"
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        table = [row for row in csv.DictReader(file) if row.get("train_loss")]
-    return {int(row["step"]): float(row["train_loss"]) for row in table}
-
-
-def copy_of(chapter: str, folder: Path) -> Path:
-    """The chapter, for jobs that write into its folder."""
-    ignored = shutil.ignore_patterns("output", "results", "__pycache__")
-    return Path(shutil.copytree(ROOT / chapter, folder / chapter, ignore=ignored))
 
 
 def test_two_nodes_give_the_curve_of_one_process(cluster, tmp_path):

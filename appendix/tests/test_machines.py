@@ -1,0 +1,79 @@
+"""Two machines without a scheduler: torchrun on both, in one folder, with a cable in between."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.machines import NEEDS_ROOT, Machine, copy_of, losses
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), NEEDS_ROOT]
+SETTINGS = ["-c", "tests/ocean.yaml", "-c", "tests/cloud.yaml"]
+SETTINGS += ["--trainer.strategy=ddp", "--trainer.wandb=disabled"]
+
+
+@pytest.fixture
+def machines():
+    """Two of them, which reach each other."""
+    pair = [Machine("alpha", "192.0.2.1"), Machine("beta", "192.0.2.2")]
+    pair[0].connect(pair[1])
+    yield pair
+    for machine in pair:
+        machine.close()
+
+
+def start(
+    machines: list[Machine], chapter: Path, *settings: str
+) -> list[subprocess.Popen]:
+    """The chapter's training, on both machines: the commands of README.md, Many machines."""
+    torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=192.0.2.1", "--master-port=29500"]
+    words = ["lightning_train.py", *SETTINGS, "--trainer.num_nodes=2", *settings]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "card", "GOMP_SPINCOUNT": "0"}
+    environment.pop("S3_FOLDER", None)
+    processes = []
+    for rank, machine in enumerate(machines):
+        command = [sys.executable, *torchrun, f"--node-rank={rank}", *words]
+        processes.append(
+            subprocess.Popen(
+                machine.command(*command, folder=chapter),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
+        )
+    return processes
+
+
+def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
+    """Broken by: a server's folder without the machine's name; no GLOO_SOCKET_IFNAME."""
+    chapter = copy_of("2_cloud_data", tmp_path)
+    processes = start(machines, chapter, "--trainer.max_epochs=1")
+    texts = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "".join(texts)
+    # Each machine has a server of its own, with the same store; rank 0 alone writes the run.
+    servers = {path.name for path in (chapter / "output" / "s3").iterdir()}
+    assert servers == {"alpha", "beta"}
+    (run,) = (chapter / "output").glob("run_*")
+
+    one = [*SETTINGS[:-2], "--trainer.wandb=disabled", "--trainer.max_epochs=1"]
+    command = [sys.executable, "lightning_train.py", *one]
+    subprocess.run(command, cwd=chapter, check=True, capture_output=True)
+    assert len(losses(run)) == 38
+    reference = losses(chapter / "output" / "run_2")
+    assert losses(run) == pytest.approx(reference, rel=1e-5)
+
+
+def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path):
+    """With a line that names it. Broken by: an exception that is caught on one rank."""
+    chapter = copy_of("2_cloud_data", tmp_path)
+    processes = start(machines, chapter, "--trainer.max_epochs=1000")
+    run = chapter / "output" / "run_1"
+    while len(losses(run)) < 3:
+        assert processes[0].poll() is None, processes[0].communicate()[0]
+    machines[1].close()
+    text, _ = processes[0].communicate(timeout=120)
+    assert processes[0].returncode == 1
+    assert "192.0.2.2" in text
