@@ -26,15 +26,18 @@ SETTINGS = [
 ]
 UPLOADS = ["--trainer.checkpoint_every_n_steps=50", "--trainer.upload_every_n_steps=50"]
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+RAW = "raw PyTorch"
 KILLED = "Lightning, killed and resumed from the cloud"
 WAYS = {
-    "raw PyTorch": ["0_setup", "pytorch_train.py"],
+    RAW: ["0_setup", "pytorch_train.py"],
     "Lightning": ["1_multi_gpu", "lightning_train.py"],
     "Lightning, two processes": ["1_multi_gpu", "lightning_train.py", *DDP],
     "Lightning, patches from S3": ["2_cloud_data", "lightning_train.py"],
     "Lightning, S3 through the fast reader": ["3_data_pipeline", "lightning_train.py"],
     KILLED: ["5_whats_next", "lightning_train.py", *UPLOADS],
 }
+# Okabe and Ito's, which colour-blind readers tell apart.
+COLOURS = ["#000000", "#E69F00", "#009E73", "#56B4E9", "#CC79A7", "#D55E00"]
 
 
 def train_and_kill(
@@ -54,15 +57,33 @@ def train_and_kill(
     shutil.rmtree(folder)
 
 
+def draw(losses: dict[str, pd.Series]) -> Figure:
+    """Each curve upon that of raw PyTorch, in grey; below, how far they are from it."""
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    rows = figure.add_gridspec(3, 3, height_ratios=[1, 1, 1.1])
+    below = figure.add_subplot(rows[2, :])
+    reference = losses[RAW]
+    for number, (name, loss) in enumerate(losses.items()):
+        colour = COLOURS[number]
+        panel = figure.add_subplot(rows[number // 3, number % 3])
+        panel.semilogy(reference, color="0.75", linewidth=5)
+        panel.semilogy(loss, color=colour, linewidth=1)
+        panel.set_title(name.replace(", ", ",\n"), fontsize=9, color=colour)
+        panel.set(ylabel="" if number % 3 else "training loss")
+        difference = (loss / reference - 1).abs()
+        below.plot(difference, color=colour, linewidth=6 - number)
+    below.set_yscale("symlog", linthresh=1e-8)
+    below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
+    return figure
+
+
 def main() -> None:
     """Train in all ways; prints a table and draws the curves."""
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
-    above, below = figure.subplots(2, sharex=True, height_ratios=[2, 1])
-    reference = pd.Series(dtype=float)
     print(
         "largest relative difference in                50 steps all steps", flush=True
     )
+    losses: dict[str, pd.Series] = {}
     for number, (name, (chapter, script, *words)) in enumerate(WAYS.items()):
         folder = OUTPUT / str(number)
         command = [sys.executable, script, *SETTINGS, *words, *sys.argv[1:]]
@@ -70,27 +91,19 @@ def main() -> None:
         if name == KILLED:
             # A name of its own each time: a copy of an earlier start would be resumed at once.
             command.append(f"--trainer.run_name=one_curve_{time.time_ns()}")
-            train_and_kill(command, ROOT / chapter, folder, len(reference) // 2)
+            train_and_kill(command, ROOT / chapter, folder, len(losses[RAW]) // 2)
         # The runs' progress bars stay: they go to stderr.
         subprocess.run(
             command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, check=True
         )
         (table,) = folder.glob("*/metrics.csv")
-        loss = pd.read_csv(table, index_col="step")["train_loss"].dropna()
-        reference = loss if reference.empty else reference
-        difference = (loss / reference - 1).abs()
+        losses[name] = pd.read_csv(table, index_col="step")["train_loss"].dropna()
+        difference = (losses[name] / losses[RAW] - 1).abs()
         print(
             f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}",
             flush=True,
         )
-        # Each line is thinner than the one before, which it would otherwise hide.
-        above.semilogy(loss, linewidth=13 - 2.4 * number, label=name)
-        below.plot(difference, linewidth=6 - number)
-    above.set(ylabel="training loss")
-    above.legend()
-    below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
-    below.set_yscale("symlog", linthresh=1e-8)
-    figure.savefig(OUTPUT / "one_curve.png", dpi=110)
+    draw(losses).savefig(OUTPUT / "one_curve.png", dpi=110)
     print(f"look at {OUTPUT.relative_to(ROOT)}: one_curve.png")
 
 

@@ -16,6 +16,7 @@ include_patterns = [
     "*.md",
     "[0-9a]*/README.md",
     "appendix/LOG.md",
+    "appendix/BLOG.md",
     "appendix/output/diffs/*.md",
 ]
 exclude_patterns = [".venv"]
