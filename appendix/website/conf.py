@@ -20,7 +20,9 @@ include_patterns = [
     "appendix/output/diffs/*.md",
 ]
 exclude_patterns = [".venv"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton"]  # copies commands without "$ "
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
 myst_heading_anchors = 3  # links to headings, as GitHub makes them
 html_theme = "furo"  # search, dark mode, phones
 pygments_style = "default"  # has colours for what a diff adds
