@@ -24,6 +24,7 @@ from src.data.lightning_datamodule import FieldDataModule
 from src.errors import one_line_errors
 from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
+from src.quiet import hide_two_messages
 from src.report_callback import Report
 from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
@@ -83,6 +84,7 @@ def build_training(
     config: Namespace, folder: Path, callbacks: list[Callback]
 ) -> tuple[L.Trainer, AutoencoderModule, FieldDataModule]:
     """Trainer, module and data of these settings; the Trainer writes to this folder."""
+    hide_two_messages()
     seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}

@@ -25,6 +25,7 @@ from src.errors import one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
+from src.quiet import hide_two_messages
 from src.report_callback import Report
 from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
@@ -85,6 +86,7 @@ def build_training(
     config: Namespace, folder: Path, callbacks: list[Callback]
 ) -> tuple[L.Trainer, AutoencoderModule, FieldDataModule]:
     """Trainer, module and data of these settings; the Trainer writes to this folder."""
+    hide_two_messages()
     seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}

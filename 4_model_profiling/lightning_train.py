@@ -26,6 +26,7 @@ from src.errors import one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
+from src.quiet import hide_two_messages
 from src.report_callback import Report
 from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
@@ -100,6 +101,7 @@ def build_training(
         data: a LightningDataModule; its arguments are the section data.
         more: further arguments of the Trainer.
     """
+    hide_two_messages()
     seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     # Deterministic mode writes NaN to each new tensor, to expose reads before a write. It costs

@@ -30,6 +30,7 @@ from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
+from src.quiet import hide_two_messages
 from src.report_callback import Report
 from src.resume import Start, find_start, only_training
 from src.stop_and_save import StopAndSave
@@ -115,6 +116,7 @@ def build_training(
     config: Namespace, folder: Path, callbacks: list[Callback]
 ) -> tuple[L.Trainer, AutoencoderModule, FieldDataModule]:
     """Trainer, module and data of these settings."""
+    hide_two_messages()
     settings, seed = config.trainer, config.seed_everything
     device = choose_device(settings.accelerator)
     if settings.precision == "16-mixed" and device.type == "cpu":
