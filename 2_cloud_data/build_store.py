@@ -27,7 +27,7 @@ from src.data.build import OCEAN, OCEAN_CHUNK, add_statistics, build
 from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
-from src.data.store import open_store, select
+from src.data.store import named_axes, open_store, select
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -48,6 +48,7 @@ def netcdf(
     url: str,
     train_period: Period,
     chunk: Window,
+    levels: list[float] | None = None,
 ) -> None:
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
@@ -57,6 +58,7 @@ def netcdf(
         url: where to.
         train_period: first and last date of the training, both inclusive.
         chunk: steps, latitudes and longitudes of a chunk.
+        levels: those of variables with levels; each becomes a variable, as temperature_500.
     """
     paths: list[str] = []
     for pattern in files:
@@ -67,14 +69,14 @@ def netcdf(
     fields = xr.open_mfdataset(paths, chunks={})
     # So that a build of other files, or of corrected ones, does not continue this one.
     fields.attrs = {"files": str(sorted(map(version, paths)))}
-    names = {"latitude": "lat", "longitude": "lon"}
-    fields = fields.rename(
-        {old: new for old, new in names.items() if old in fields.dims}
-    )
+    # Not the other coordinates: ERA5's expver is a text for each month.
+    fields = named_axes(fields).reset_coords(drop=True)
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    command = {"command": "netcdf", "files": files, "variables": variables}
+    command: dict[str, Any] = {"command": "netcdf", "files": files}
+    command |= {"variables": variables, "levels": levels}
     command |= {"train_period": train_period, "chunk": chunk}
-    build(url, select(fields, variables, str(files)), chunk, train_period, command)
+    fields = select(fields, variables, str(files), levels)
+    build(url, fields, chunk, train_period, command)
 
 
 def version(file: str) -> tuple[str, int, int]:

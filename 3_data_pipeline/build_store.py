@@ -37,7 +37,7 @@ from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
-from src.data.store import open_fields, open_store, select
+from src.data.store import named_axes, open_fields, open_store, select
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -59,6 +59,7 @@ def netcdf(
     train_period: Period,
     chunk: Window,
     shard: Window | None = None,
+    levels: list[float] | None = None,
 ) -> None:
     """NetCDF files with axes for time, latitude and longitude, one after the other in time.
 
@@ -69,6 +70,7 @@ def netcdf(
         train_period: first and last date of the training, both inclusive.
         chunk: steps, latitudes and longitudes of a chunk.
         shard: the same for an object, which holds several chunks; null: one object each.
+        levels: those of variables with levels; each becomes a variable, as temperature_500.
     """
     paths: list[str] = []
     for pattern in files:
@@ -79,10 +81,8 @@ def netcdf(
     fields = xr.open_mfdataset(paths, chunks={})
     # So that a build of other files, or of corrected ones, does not continue this one.
     fields.attrs = {"files": str(sorted(map(version, paths)))}
-    names = {"latitude": "lat", "longitude": "lon"}
-    fields = fields.rename(
-        {old: new for old, new in names.items() if old in fields.dims}
-    )
+    # Not the other coordinates: ERA5's expver is a text for each month.
+    fields = named_axes(fields).reset_coords(drop=True)
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
     command: dict[str, Any] = {
         "command": "netcdf",
@@ -91,8 +91,9 @@ def netcdf(
         "train_period": train_period,
         "chunk": chunk,
         "shard": shard,
+        "levels": levels,
     }
-    fields = select(fields, variables, str(files))
+    fields = select(fields, variables, str(files), levels)
     build(url, fields, chunk, train_period, command, shard)
 
 

@@ -40,7 +40,7 @@ def gpu() -> str:
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     if torch.backends.mps.is_available():
         return "Apple GPU"
-    return f"training uses the CPU; {unusable_card() or 'no GPU was found'}"
+    return f"training uses the CPU{unusable_card() or '; no GPU was found'}"
 
 
 def listens() -> bool:

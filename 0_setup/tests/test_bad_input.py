@@ -46,6 +46,7 @@ def test_a_card_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path, capsys):
     smi.write_text("#!/bin/sh\necho '| Driver Version: 470.82    CUDA Version: 11.4 |'")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     problem = rf"CUDA 11.4, this PyTorch for {torch.version.cuda or 'no GPU'}"
     with pytest.raises(UserError, match=problem):

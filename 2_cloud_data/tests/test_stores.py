@@ -106,14 +106,17 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
 
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
-    """Of two, over (latitude, time, longitude). Broken by: no transpose; no rename; no version."""
+    """Two, with ERA5's names and axes. Broken by: no transpose; no named_axes; no version."""
     fields = (
         ocean_fields()
-        .rename(lat="latitude", lon="longitude")
+        .assign_coords(expver=("time", ["0001"] * 54), number=0)
+        .rename(lat="latitude", lon="longitude", time="valid_time")
         .transpose("latitude", ...)
     )
-    fields.isel(time=slice(30)).to_netcdf(tmp_path / "a.nc")
-    fields.isel(time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
+    # One variable with levels, of which one is the field of the store OCEAN.
+    fields = fields.expand_dims(pressure_level=[500.0, 850.0])
+    fields.isel(valid_time=slice(30)).to_netcdf(tmp_path / "a.nc")
+    fields.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
     words = [
         "netcdf",
         f"--files=[{tmp_path}/*.nc]",
@@ -123,6 +126,7 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
         "--train_period=[2006-04,2008-09]",
         "--chunk=[12,9,99]",
         "--variables=[surface_temperature]",
+        "--levels=[850]",
     ]
     call(monkeypatch, *words, script=build_store)
     statistics = [
@@ -145,7 +149,7 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
         call(monkeypatch, *words, script=build_store)
 
     # Without its source, a damaged store stays what it is.
-    (tmp_path / "store/surface_temperature/c/4/1/4").unlink()
+    (tmp_path / "store/surface_temperature_850/c/4/1/4").unlink()
     repair = ["check", f"--url={tmp_path}/store", "--repair=true"]
     with pytest.raises(UserError, match="something else is here"):
         call(monkeypatch, *repair, script=build_store)

@@ -196,12 +196,14 @@ def unusable_card() -> str:
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if torch.cuda.is_available() or is_hidden or not shutil.which("nvidia-smi"):
         return ""
-    smi = subprocess.run("nvidia-smi", capture_output=True, text=True)
+    smi = subprocess.run(
+        ["timeout", "10", "nvidia-smi"], capture_output=True, text=True
+    )
     driver = re.search(r"CUDA Version: (\d\S*)", smi.stdout)
-    if not driver:  # no card
+    if not driver:  # no card, or a driver that does not answer
         return ""
     needed = torch.version.cuda or "no GPU"
-    return f"its NVIDIA driver is for CUDA {driver[1]}, this PyTorch for {needed}"
+    return f"; the NVIDIA driver is for CUDA {driver[1]}, this PyTorch for {needed}"
 
 
 def choose_device(accelerator: str) -> torch.device:
@@ -213,8 +215,8 @@ def choose_device(accelerator: str) -> torch.device:
     problem = unusable_card() if accelerator in ("auto", "cuda") else ""
     if accelerator not in ("auto", *available):
         raise UserError(
-            f"trainer.accelerator: {accelerator}; this machine has {available} {problem}"
+            f"trainer.accelerator: {accelerator}; this machine has {available}{problem}"
         )
     if problem:
-        print(f"the GPU is not used: {problem}")
+        print(f"the GPU is not used{problem}")
     return torch.device(available[0] if accelerator == "auto" else accelerator)

@@ -71,13 +71,13 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
 
 # Broken by: no limit in attempt (the stall); `and` for `or` in sample.
 def test_preflight(monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "TIMEOUT", 2)
-    connect()  # to start the server would take longer
+    monkeypatch.setattr(preflight, "TIMEOUT", 30)
     assert call(monkeypatch, TINY, "--price_per_hour=20", script=preflight) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["ok", name] for name in preflight.CHECKS
     ]
+    monkeypatch.setattr(preflight, "TIMEOUT", 2)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     wrong = [
         "--trainer.wandb=online",

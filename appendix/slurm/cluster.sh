@@ -17,8 +17,7 @@ import socket
 sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
 print(*(each.getsockname()[1] for each in sockets))')
   node="NodeHostname=$(hostname -s) NodeAddr=127.0.0.1 CPUs=$(nproc --all)"
-  # cred_expire: seconds that a job waits after a requeue; 120 by default.
-  # NoInAddrAny: listen on 127.0.0.1 instead of all addresses.
+  # cred_expire: seconds that a job waits after a requeue. NoInAddrAny: listen on 127.0.0.1 only.
   cat >slurm.conf <<CONF
 ClusterName=laptop
 SlurmctldHost=localhost(127.0.0.1)
@@ -58,10 +57,11 @@ CONF
     [[ $(sinfo --noheader --states=idle --format=%D 2>/dev/null) == 2 ]] && return
     sleep 0.2
   done
+  cat start.log >&2
+  stop
   echo "the nodes do not answer: see the logs in $folder" >&2
   exit 1
 }
-
 stop() {
   cd "$folder" && export SLURM_CONF=$folder/slurm.conf
   scancel --quiet --state=PENDING --state=RUNNING --user="$(id -un)" || true
@@ -70,10 +70,11 @@ stop() {
     sleep 0.2
   done
   for name in slurmd-node1 slurmd-node2 slurmctld munge; do
-    [[ -f $name.pid ]] && kill "$(<"$name.pid")"
+    if [[ -f $name.pid ]]; then kill "$(<"$name.pid")" || true; fi
   done
 }
 
 [[ ${1:-} == @(start|stop) && ${2:-} ]] || { sed -n '2,9s/^# \?//p' "$0"; exit 2; }
 folder=$(realpath -m "$2")
+[[ $folder =~ ^[A-Za-z0-9/._-]+$ ]] || { echo "$folder: letters, digits and /._- only" >&2; exit 2; }
 "$1"

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.machines import NEEDS_ROOT, Machine, copy_of, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), NEEDS_ROOT]
-CUBE = ["cube", "--months=48", "--height=36", "--width=72", "--chunk=[2,9,18]", "--url"]
+CUBE = ["cube", "--months=96", "--height=36", "--width=72", "--chunk=[2,9,18]", "--url"]
 SETTINGS = ["-c", "tests/ocean.yaml", "-c", "tests/cloud.yaml"]
 SETTINGS += ["--trainer.strategy=ddp", "--trainer.wandb=disabled"]
 
@@ -79,6 +80,7 @@ def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
     run = chapter / "output" / "run_1"
     while len(losses(run)) < 3:
         assert processes[0].poll() is None, processes[0].communicate()[0]
+        time.sleep(0.05)
     if fault == "killed":
         machines[1].close()
     else:
@@ -110,6 +112,7 @@ def test_a_store_built_by_two_machines(machines, tmp_path):
         wanted = number() + random.randrange(1, 12)
         while number() < wanted:
             assert build.poll() is None
+            time.sleep(0.05)  # rather than spin: the build needs the processor
 
     scheduler = ["-m", "dask", "scheduler", "--host=192.0.2.1", "--no-dashboard"]
     worker = ["-m", "dask", "worker", "--nthreads=1", "--no-dashboard", address]

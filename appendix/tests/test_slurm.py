@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.machines import NEEDS_ROOT, ROOT, Machine, copy_of, losses
 
 pytestmark = [
@@ -71,8 +72,11 @@ class Cluster:
         return state
 
     def close(self) -> None:
-        self.run("bash", f"{ROOT}/appendix/slurm/cluster.sh", "stop", str(self.folder))
-        self.machine.close()
+        try:
+            script = f"{ROOT}/appendix/slurm/cluster.sh"
+            self.run("bash", script, "stop", str(self.folder))
+        finally:
+            self.machine.close()
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +176,9 @@ def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_p
     log = tmp_path / "log"
     cloud = "--trainer.cloud_storage_path=none"
     options = {"output": str(log)}
-    job = cluster.submit(chapter, "train_requeue.sbatch", *SETTINGS, cloud, **options)
+    # A large model, so that the signal comes before the first step.
+    settings = [*SETTINGS, cloud, "--model.depth=12", "--model.embed_dim=384"]
+    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, **options)
     run = chapter / "output" / f"slurm-{job}"
 
     wait_until(lambda: "Initializing distributed" in text_of(log), log)
