@@ -92,12 +92,14 @@ def main() -> None:
             # A name of its own each time: a copy of an earlier start would be resumed at once.
             command.append(f"--trainer.run_name=one_curve_{time.time_ns()}")
             train_and_kill(command, ROOT / chapter, folder, len(losses[RAW]) // 2)
+            command.append("--trainer.resume_policy=must")
         # The runs' progress bars stay: they go to stderr.
         subprocess.run(
             command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, check=True
         )
         (table,) = folder.glob("*/metrics.csv")
         losses[name] = pd.read_csv(table, index_col="step")["train_loss"].dropna()
+        assert losses[name].index.equals(losses[RAW].index)  # no step is missing
         difference = (losses[name] / losses[RAW] - 1).abs()
         print(
             f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}",
