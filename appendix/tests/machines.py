@@ -22,6 +22,11 @@ def may_make_networks() -> bool:
 NEEDS_ROOT = pytest.mark.skipif(
     not may_make_networks(), reason="needs root, for networks"
 )
+SLURM = ("slurmctld", "slurmd", "munged", "sbatch")
+NEEDS_SLURM = pytest.mark.skipif(
+    not all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in SLURM),
+    reason="needs SLURM (CONTRIBUTING.md)",
+)
 
 
 class Machine:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import NEEDS_ROOT, Machine, copy_of, losses
+from tests.machines import NEEDS_ROOT, NEEDS_SLURM, Machine, copy_of, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), NEEDS_ROOT]
 CUBE = ["cube", "--months=96", "--height=36", "--width=72", "--chunk=[2,9,18]", "--url"]
@@ -70,6 +70,7 @@ def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     assert losses(run) == pytest.approx(reference, rel=1e-5)
 
 
+@NEEDS_SLURM  # not for itself: it takes minutes, so it runs each week with the others
 @pytest.mark.parametrize("fault", ["killed", "cut off"])
 def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
     """With a line that names it. Broken by: an exception that is caught on one rank."""
@@ -90,6 +91,7 @@ def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
     assert "192.0.2.2" in text
 
 
+@NEEDS_SLURM  # as above
 def test_a_store_built_by_two_machines(machines, tmp_path):
     """Worker, scheduler, client are killed; the store is that of one process, to the byte.
 
