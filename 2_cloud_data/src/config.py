@@ -190,10 +190,14 @@ def plain(value: Any) -> Any:
 
 
 def unusable_card() -> str:
-    """Why PyTorch cannot use this machine's NVIDIA card; empty if it can, or if there is none."""
+    """Why PyTorch cannot use this machine's NVIDIA card, as the end of a sentence.
+
+    Empty if it can, or if there is none.
+    """
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if torch.cuda.is_available() or is_hidden or not shutil.which("nvidia-smi"):
         return ""
+    # A driver in trouble may never answer.
     smi = subprocess.run(
         ["timeout", "10", "nvidia-smi"], capture_output=True, text=True
     )

@@ -14,7 +14,8 @@ from tests.machines import NEEDS_ROOT, NEEDS_SLURM, Machine, copy_of, losses
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), NEEDS_ROOT]
 CUBE = ["cube", "--months=96", "--height=36", "--width=72", "--chunk=[2,9,18]", "--url"]
 SETTINGS = ["-c", "tests/ocean.yaml", "-c", "tests/cloud.yaml"]
-SETTINGS += ["--trainer.strategy=ddp", "--trainer.wandb=disabled"]
+SETTINGS += ["--trainer.wandb=disabled"]
+DDP = ["--trainer.strategy=ddp", "--trainer.num_nodes=2"]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def start(
     """The chapter's training, on both machines: the commands of README.md, Many machines."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     torchrun += ["--master-addr=192.0.2.1", "--master-port=29500"]
-    words = ["lightning_train.py", *SETTINGS, "--trainer.num_nodes=2", *settings]
+    words = ["lightning_train.py", *SETTINGS, *DDP, *settings]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "card", "GOMP_SPINCOUNT": "0"}
     environment.pop("S3_FOLDER", None)
     processes = []
@@ -62,15 +63,15 @@ def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     assert servers == {"alpha", "beta"}
     (run,) = (chapter / "output").glob("run_*")
 
-    one = [*SETTINGS[:-2], "--trainer.wandb=disabled", "--trainer.max_epochs=1"]
-    command = [sys.executable, "lightning_train.py", *one]
+    command = [sys.executable, "lightning_train.py", *SETTINGS]
+    command += ["--trainer.max_epochs=1"]
     subprocess.run(command, cwd=chapter, check=True, capture_output=True)
     assert len(losses(run)) == 38
     reference = losses(chapter / "output" / "run_2")
     assert losses(run) == pytest.approx(reference, rel=1e-5)
 
 
-@NEEDS_SLURM  # not for itself: it takes minutes, so it runs each week with the others
+@NEEDS_SLURM  # which it does not use; it takes minutes, and weekly.yml has SLURM
 @pytest.mark.parametrize("fault", ["killed", "cut off"])
 def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
     """With a line that names it. Broken by: an exception that is caught on one rank."""

@@ -123,8 +123,8 @@ def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
     cloud = ["--trainer.cloud_storage_path", "s3://embedded/tests"]
     # SLURM looks at its jobs every 30 s: TERM comes 90 to 120 s after the start.
     limit = {"time": "3", "signal": "TERM@60", "output": str(log)}
-    settings = [*SETTINGS, *cloud, "--model.depth=6", "--model.embed_dim=192"]
-    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, **limit)
+    settings = [*SETTINGS, "--model.depth=6", "--model.embed_dim=192"]
+    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, *cloud, **limit)
     run = chapter / "output" / f"slurm-{job}"
 
     def starts() -> list[int]:
@@ -151,9 +151,10 @@ def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
         assert f"last.ckpt of step {stop}: uploaded" in text
     assert "SLURM auto-requeueing enabled" not in text  # Lightning's own
 
-    reference = [*settings[:-4], *settings[-2:], f"--trainer.max_steps={stops[2]}"]
-    command = [sys.executable, "lightning_train.py", *reference]
-    command += ["--trainer.cloud_storage_path=none", "--trainer.run_name=reference"]
+    # One process, never stopped before that step.
+    command = [sys.executable, "lightning_train.py", *settings]
+    command += [f"--trainer.max_steps={stops[2]}", "--trainer.run_name=reference"]
+    command += ["--trainer.cloud_storage_path=none"]
     subprocess.run(command, cwd=chapter, check=True, capture_output=True)
     assert losses(run) == pytest.approx(losses(chapter / "output/reference"), rel=1e-4)
 
@@ -184,6 +185,7 @@ def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_p
 
 
 def environment_of(cluster: Cluster, pid: str) -> list[str]:
+    """The variables of a Python process, as NAME=value; none of another program's."""
     text = cluster.run("cat", f"/proc/{pid}/environ")
     name = cluster.run("cat", f"/proc/{pid}/comm")
     return text.split("\0") if name.startswith("python") else []
