@@ -4,6 +4,7 @@
 import json
 import sys
 import unittest
+from types import SimpleNamespace
 from unittest import mock
 
 import lightning_train
@@ -12,6 +13,7 @@ import torch
 import yaml
 
 from src.config import CHAPTER
+from src.data.pytorch_dataset import FieldDataset
 from src.model.lightning_module import AutoencoderModule
 
 KEYS = yaml.safe_load((CHAPTER / "tests" / "lightning_keys.yaml").read_text())
@@ -19,6 +21,15 @@ ARGUMENTS = [
     "--seed_everything=7",
     *(f"--{key}={value}" for key, value in KEYS.items()),
 ]
+
+
+class FirstSample(FieldDataset):
+    """Adds a new tensor to one that it has, as a dataset may: a GPU's and a CPU's cannot be."""
+
+    def __getitem__(self, index):
+        new = torch.zeros(1, 12, 16, 32)
+        assert new.device.type == "cpu"
+        return new, index
 
 
 class TestEveryKeyArrives(unittest.TestCase):
@@ -48,9 +59,11 @@ class TestEveryKeyArrives(unittest.TestCase):
         (cli, _) = run.call_args.args
         self.check(cli.model, cli.datamodule, cli.config.fit.trainer)
 
-    def test_weights_are_drawn_on_the_cpu(self):
-        """As chapter 0 draws them. Broken by: no torch.device in configure_model."""
-        module = AutoencoderModule(sample_shape=[1, 12, 16, 32])
+    def test_weights_and_the_first_sample_are_made_on_the_cpu(self):
+        """As chapter 0 makes them. Broken by: no torch.device in configure_model, or below shape."""
+        module = AutoencoderModule()
+        data = SimpleNamespace(train_set=FirstSample())
+        module.trainer = SimpleNamespace(datamodule=data)
         with torch.device("meta"):  # Lightning has the GPU's there
             module.configure_model()
         devices = {parameter.device.type for parameter in module.parameters()}

@@ -49,19 +49,20 @@ class AutoencoderModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the model, now that the data are loaded and have a shape."""
-        if self.model is None:
-            # Only once: Lightning calls this before each of fit, validate and test.
+        if self.model is not None:
+            return  # Lightning calls this before each of fit, validate and test
+        # Lightning calls this in the context of the GPU, whose generator draws other weights, and
+        # where new tensors of a dataset would meet those that it has on the CPU.
+        with torch.device("cpu"):
             shape = (
                 self.hparams.sample_shape
                 or self.trainer.datamodule.train_set.sample_shape
             )
             # Saved, because load_from_checkpoint has no data to ask.
             self.hparams.sample_shape = list(shape)
-            # Lightning calls this in the context of the GPU, whose generator draws other weights.
-            with torch.device("cpu"):
-                self.model = MaskedAutoencoder(
-                    shape, seed=self.hparams.seed, **self.model_settings
-                )
+            self.model = MaskedAutoencoder(
+                shape, seed=self.hparams.seed, **self.model_settings
+            )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of this rank's samples.
