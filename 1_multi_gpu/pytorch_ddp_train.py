@@ -37,11 +37,15 @@ def main() -> int:
     device = choose_device(settings.accelerator)
     if "RANK" not in os.environ or device.type == "mps":
         raise UserError("start this script with torchrun, on CPUs or on CUDA devices")
+    gpu = None
+    backend = "gloo"
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=30))  # for a download
+        gpu = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(gpu)
+        backend = "nccl"
+    timeout = timedelta(minutes=30)  # for a download
+    # NCCL would guess the GPU from the rank, wrongly where machines differ.
+    dist.init_process_group(backend, timeout=timeout, device_id=gpu)
     rank = dist.get_rank()
     if rank > 0:  # rank 0 speaks for all
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until this process ends

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from timing_benchmark import COLORS, milliseconds, save
 from tqdm import tqdm
 
+from src.data.loaders import PRELOADED
 from src.errors import UserError, one_line_errors
 from src.step_timer import WARMUP, StepTimer
 
@@ -76,11 +77,14 @@ def main() -> None:
     for name, more in VARIANTS.items():
         rungs[f"+ {name}"] = so_far + more
 
+    # Copies of a process that has imported Lightning.
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(list(PRELOADED))
     # In turns, so that other load on the machine affects all of them.
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}
     for name in tqdm(list(rungs) * options.repeats, unit="run", disable=None):
         # In a new process: another rung's cached memory and compiled graphs must not count.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with ProcessPoolExecutor(1, processes) as process:
             run = process.submit(measure, options, [*overrides, *rungs[name]])
             runs[name].append(run.result())
 

@@ -24,7 +24,7 @@ ARGUMENTS = [
 
 
 class FirstSample(FieldDataset):
-    """Adds a new tensor to one that it has, as a dataset may: a GPU's and a CPU's cannot be."""
+    """Makes a tensor, as a dataset may; on a GPU it would not fit to those that are read."""
 
     def __getitem__(self, index):
         new = torch.zeros(1, 12, 16, 32)
