@@ -60,7 +60,7 @@ class TestEveryKeyArrives(unittest.TestCase):
         self.check(cli.model, cli.datamodule, cli.config.fit.trainer)
 
     def test_weights_and_the_first_sample_are_made_on_the_cpu(self):
-        """As chapter 0 makes them. Broken by: no torch.device in configure_model, or below shape."""
+        """As chapter 0 makes them. Broken by: no torch.device in configure_model, or a late one."""
         module = AutoencoderModule()
         data = SimpleNamespace(train_set=FirstSample())
         module.trainer = SimpleNamespace(datamodule=data)
