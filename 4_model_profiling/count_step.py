@@ -155,7 +155,7 @@ def main() -> None:
 
     print(training.describe())
     print(f"counted     {flops / 1e9:.3f} GFLOP")
-    if isinstance(training.module, AutoencoderModule):
+    if isinstance(training.module, AutoencoderModule) and training.batch_size:
         samples = training.batch_size / training.trainer.world_size  # of this rank
         formula = samples * step_flops(training.module.model)
         print(f"by formula  {formula / 1e9:.3f} GFLOP")

@@ -113,9 +113,11 @@ def measure(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]
         raise UserError(
             f"the training has {len(steps)} steps only; raise --trainer.max_epochs"
         )
+    if not training.batch_size:
+        raise UserError("the data module has no batch_size: samples cannot be counted")
     return {
         "about": training.describe(),
-        "batch_size": training.batch_size or 1,
+        "batch_size": training.batch_size,
         "losses": torch.stack(losses.losses).cpu(),
         "first s": steps["total"].iloc[0] / 1e3,
         **steps.iloc[WARMUP:].mean(),
@@ -127,7 +129,7 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
     first = runs["first version"][0]
     rows = {}
     for name, turns in runs.items():
-        # One turn's columns, so that the parts add up to the total: that of the median step.
+        # One turn's columns, so that the parts add up to the total: the turn with the median total.
         middle = sorted(turns, key=lambda turn: turn["total"])[len(turns) // 2]
         row = {key: middle[key] for key in [*COLORS, "total", "first s"]}
         totals = [turn["total"] for turn in turns]

@@ -34,7 +34,7 @@ ADVICE = {
     "transfer": "pin_memory, fewer and smaller tensors",
     "forward": "Python loops (profiler.py --profilers advanced)? else torch.compile",
     "backward": "torch.compile, another architecture; profiler.py shows the operators",
-    "clipping": "it waits for all gradients; few and large weights are faster",
+    "clipping": "few and large weights are faster",
     "optimizer": "--optimizer.fused true",
     "other": "less logging, fewer callbacks; profiler.py shows the functions",
 }

@@ -109,6 +109,7 @@ class GpuCheck:
         # With the processes that it has started: they would take the GPU from the next part.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # it may not have begun a group yet
         process.join()
         output = log.read_text()
         with (OUTPUT / "commands.log").open("a") as commands:

@@ -21,8 +21,8 @@ def compile_forward(model: nn.Module) -> None:
         # Validation has a smaller last batch: compiling again would take longer than it gains.
         if epoch is None:
             return plain(x, index)
-        # A number would be a part of the graph, and it would be compiled again in each epoch; a
-        # tensor is an input. And torch.tensor(epoch) would copy it to a GPU, and wait.
+        # A number would be a part of the graph, which is compiled again where it changes; a tensor
+        # is an input. And torch.tensor(epoch) would copy it to a GPU, and wait.
         return graph(x, index, torch.full((), epoch, device=x.device), weights)
 
     model.forward = forward
