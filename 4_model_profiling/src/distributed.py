@@ -1,5 +1,7 @@
 """What DDP by hand and Lightning share: numbers of all ranks, and the samples of one."""
 
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,20 @@ def all_reduce(numbers: Tensor, operation: Any) -> Tensor:
     result = numbers.detach().to(device, copy=True)
     dist.all_reduce(result, operation)
     return result.to(numbers.device)
+
+
+def addresses_of_ranks() -> list[str]:
+    """Where each rank runs: the error of a lost connection names an address, and no rank.
+
+    All ranks have to call this.
+    """
+    # Sends nothing: it asks the system from which of its addresses it would reach rank 0.
+    with socket.socket(type=socket.SOCK_DGRAM) as route:
+        route.connect((os.environ["MASTER_ADDR"], 1))
+        own_address = route.getsockname()[0]
+    addresses = [""] * dist.get_world_size()
+    dist.all_gather_object(addresses, own_address)
+    return addresses
 
 
 def check_samples(loader: Any, world_size: int) -> None:

@@ -58,6 +58,9 @@ def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     processes = start(machines, chapter, "--trainer.max_epochs=1")
     texts = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "".join(texts)
+    assert (
+        "machine   192.0.2.2, from rank 1\n" in texts[0]
+    )  # an error names the address
     # Each machine has a server of its own, with the same store; rank 0 alone writes the run.
     servers = {path.name for path in (chapter / "output" / "s3").iterdir()}
     assert servers == {"alpha", "beta"}
