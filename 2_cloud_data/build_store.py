@@ -72,7 +72,7 @@ def netcdf(
     # Not the other coordinates: ERA5's expver is a text for each month.
     fields = named_axes(fields).reset_coords(drop=True)
     fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
-    command: dict[str, Any] = {"command": "netcdf", "files": files}
+    command: dict[str, Any] = {"command": "netcdf", "files": paths}
     command |= {"variables": variables, "levels": levels}
     command |= {"train_period": train_period, "chunk": chunk}
     fields = select(fields, variables, str(files), levels)

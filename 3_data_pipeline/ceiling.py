@@ -31,7 +31,7 @@ from src.data.loaders import epoch_order
 from src.data.look_ahead import LookAhead
 from src.data.store import open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
-from src.errors import one_line_errors
+from src.errors import UserError, one_line_errors
 
 TEXTS = {
     "model": "that it needs",
@@ -64,8 +64,12 @@ def stored_array(url: str, anonymous: bool, name: str) -> zarr.Array:
 
 def keys(array: zarr.Array, region: list[slice]) -> set[str]:
     """The names of the objects with this part of an array."""
+    if array.shards:
+        raise UserError(
+            "a loader reads chunks of a shard, and raw requests whole shards"
+        )
     numbers = []
-    axes = zip(region, array.shape, array.shards or array.chunks, strict=True)
+    axes = zip(region, array.shape, array.chunks, strict=True)
     for part, size, chunk in axes:
         indices = range(part.start, part.stop)
         # Modulo, because a window may go on beyond the edge of the grid.

@@ -116,10 +116,14 @@ def check_data(plan: Plan) -> str:
 
 
 def check_sample(plan: Plan) -> str:
-    """Its values are normalised: wrong statistics give others."""
+    """The values are normalised: wrong statistics give others."""
     if plan.loaders is None:
         return OWN_DATA
-    x, _ = plan.loaders.train_set[0]
+    train_set = plan.loaders.train_set
+    # Several, because one may be all land.
+    every = max(1, len(train_set) // 8)
+    samples = [train_set[i][0] for i in range(0, len(train_set), every)]
+    x = torch.stack(samples)
     values = x[~x.isnan()]
     mean = float(values.mean())
     std = float(values.std())
@@ -128,7 +132,7 @@ def check_sample(plan: Plan) -> str:
             f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?"
         )
     share = values.numel() / x.numel()
-    return f"{list(x.shape)}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
+    return f"{list(x.shape[1:])}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
 
 
 def check_memory(plan: Plan) -> str:
@@ -149,14 +153,16 @@ def check_memory(plan: Plan) -> str:
 def check_step(plan: Plan) -> str:
     """A few steps, on one device with its part of the batch."""
     # This changes the settings: the checks that need the whole batch come before.
+    ranks = plan.ranks
     if plan.config.data.get("batch_size"):
-        plan.config.data.batch_size //= plan.ranks
+        plan.config.data.batch_size //= ranks
     plan.config.trainer.devices = plan.config.trainer.num_nodes = 1
     plan.run = short_training(plan.config, Recorder(STEPS))
     # With the wait for data, which comes now and then.
     first, *_, last = plan.run.ends[STEPS // 4 :]
     seconds = (last - first) / (STEPS - STEPS // 4 - 1)
-    epoch = seconds * plan.run.steps_per_epoch
+    # This device alone would have to take the steps of all.
+    epoch = seconds * plan.run.steps_per_epoch / ranks
     hours = epoch * plan.config.trainer.max_epochs / 3600
     price = ""
     if plan.price_per_hour:

@@ -106,7 +106,7 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
 
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
-    """Two, with ERA5's names and axes. Broken by: no transpose; no named_axes; no version."""
+    """Two, with ERA5's names and axes. Broken by: no transpose, named_axes, version or check."""
     fields = (
         ocean_fields()
         .assign_coords(expver=("time", ["0001"] * 54), number=0)
@@ -154,8 +154,14 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="something else is here"):
         call(monkeypatch, *repair, script=build_store)
     CloudDataset("train", f"{tmp_path}/store")[7]
+    fields = ocean_fields()
+    arguments = (12, 9, 99), ("2006-04", "2008-09")
     with pytest.raises(UserError, match="there are no data of 1950"):
-        build(str(tmp_path / "new"), ocean_fields(), (12, 9, 99), ("1950", "1951"))
+        build(str(tmp_path / "new"), fields, (12, 9, 99), ("1950", "1951"))
+    with pytest.raises(UserError, match=r"no data between 2007-01-16.* and 2007-03-16"):
+        build(str(tmp_path / "new"), fields.drop_isel(time=10), *arguments)
+    with pytest.raises(UserError, match=r"no coordinates of \['lat'\]"):
+        build(str(tmp_path / "new"), fields.drop_vars("lat"), *arguments)
     assert not (tmp_path / "new").exists()
 
 

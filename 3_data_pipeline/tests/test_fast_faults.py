@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 from build_store import pack
+from torch import distributed
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
@@ -158,6 +159,9 @@ def test_a_lost_or_cut_shard_is_named(tmp_path):
     fast = FastDataset("train", **settings)
     np.testing.assert_array_equal(slow[0][0], fast[0][0])
 
+    with pytest.raises(UserError, match="has shards: use FastDataset"):
+        ChunkStream("train", **settings)
+
     shard = tmp_path / "salinity" / "c" / "0" / "1" / "1"
     whole = shard.read_bytes()
     for damaged in (None, whole[:-100], whole[100:], without_first_chunk(whole)):
@@ -194,7 +198,7 @@ def without_first_chunk(shard: bytes) -> bytes:
     return shard[: -4 - 8 * 16] + bytes(index) + checksum
 
 
-def test_a_stream_reads_each_chunk_once(proxy):
+def test_a_stream_reads_each_chunk_once(monkeypatch, proxy):
     """Also with two ranks, which share none. Broken by: `held` blocks not in epoch_order."""
     settings = SETTINGS | {"url": STREAM, "window": (1, 8, 8), "streams": 2}
     dataset = ChunkStream("train", packed=True, **settings)
@@ -212,6 +216,10 @@ def test_a_stream_reads_each_chunk_once(proxy):
         for rank in (0, 1)
     ]
     assert not months[0] & months[1]
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
+    with pytest.raises(UserError, match="a multiple of the 3 processes"):
+        ChunkStream("train", **settings)
 
 
 MEMORY = """

@@ -9,6 +9,7 @@ import preflight
 import pytest
 import short_run
 import torch
+from jsonargparse import Namespace
 
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
@@ -102,6 +103,17 @@ def test_preflight(monkeypatch, capsys):
         *("precision", "batch", "sample", "memory", "step"),
         *("checkpoint", "disk", "cloud", "wandb"),
     }
+
+
+def test_devices_share_an_epoch(monkeypatch):
+    """Broken by: steps_per_epoch of one device, or the number of devices after it is set to 1."""
+    run = mock.Mock(ends=range(preflight.STEPS), steps_per_epoch=800)  # a second each
+    monkeypatch.setattr(preflight, "short_training", lambda *_: run)
+    trainer = Namespace(devices=4, num_nodes=2, max_epochs=9)
+    config = Namespace(data=Namespace(batch_size=512), trainer=trainer)
+    said = preflight.check_step(preflight.Plan(config, price_per_hour=2))
+    assert said == "1.000 s; an epoch 100 s; the training 0.25 h, price 0.50"
+    assert config.data.batch_size == 64
 
 
 def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):

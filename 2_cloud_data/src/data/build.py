@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import dask
+import numpy as np
 import xarray as xr
 import zarr
 from filelock import FileLock
@@ -52,11 +53,18 @@ def build(
         command: the subcommand of build_store.py and its arguments, for a repair.
 
     Raises:
-        UserError: something else is at this place.
+        UserError: something else is at this place, an axis has no coordinates, or dates are
+            missing.
     """
+    # Before hours of writing.
+    nameless = set(AXES) - set(fields.coords)
+    if nameless:
+        raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
+    check_no_date_is_missing(fields.indexes["time"])
+    find_period(fields.indexes["time"], train_period)
+
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
-    find_period(fields.indexes["time"], train_period)  # before hours of writing
     chunks = {
         axis: min(size, fields.sizes[axis])
         for axis, size in zip(AXES, chunk, strict=True)
@@ -92,6 +100,24 @@ def build(
     if damaged:
         group.attrs["damaged_regions"] = 0
     add_statistics(url, train_period)
+
+
+def check_no_date_is_missing(time: Any) -> None:
+    """A window counts steps: without one day's file it would take 13 days for 12.
+
+    Raises:
+        UserError: two neighbours are much further apart than others.
+    """
+    if len(time) < 3:
+        return
+    seconds = (time[1:] - time[:-1]).total_seconds()
+    longest = int(seconds.argmax())
+    # Months differ by three days.
+    if seconds[longest] > 1.5 * np.median(seconds):
+        raise UserError(
+            f"no data between {time[longest]} and {time[longest + 1]}; "
+            "put NaN where a date has none"
+        )
 
 
 def size_of(fields: xr.Dataset) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import dask
+import numpy as np
 import xarray as xr
 import zarr
 from filelock import FileLock
@@ -55,11 +56,18 @@ def build(
             chunk's. None writes an object for each chunk.
 
     Raises:
-        UserError: something else is at this place, or a shard is no multiple of a chunk.
+        UserError: something else is at this place, a shard is no multiple of a chunk, an axis has
+            no coordinates, or dates are missing.
     """
+    # Before hours of writing.
+    nameless = set(AXES) - set(fields.coords)
+    if nameless:
+        raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
+    check_no_date_is_missing(fields.indexes["time"])
+    find_period(fields.indexes["time"], train_period)
+
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
-    find_period(fields.indexes["time"], train_period)  # before hours of writing
     chunks, sizes = chunk_and_object_sizes(fields, chunk, shard or chunk)
     starts = range(0, fields.sizes["time"], sizes["time"])
     period = fields["time"].values[[0, -1]].astype(str)
@@ -101,6 +109,24 @@ def build(
     if damaged:
         group.attrs["damaged_regions"] = 0
     add_statistics(url, train_period)
+
+
+def check_no_date_is_missing(time: Any) -> None:
+    """A window counts steps: without one day's file it would take 13 days for 12.
+
+    Raises:
+        UserError: two neighbours are much further apart than others.
+    """
+    if len(time) < 3:
+        return
+    seconds = (time[1:] - time[:-1]).total_seconds()
+    longest = int(seconds.argmax())
+    # Months differ by three days.
+    if seconds[longest] > 1.5 * np.median(seconds):
+        raise UserError(
+            f"no data between {time[longest]} and {time[longest + 1]}; "
+            "put NaN where a date has none"
+        )
 
 
 def size_of(fields: xr.Dataset) -> str:

@@ -10,6 +10,7 @@ from torch import distributed
 
 from src.data.fast_dataset import FastDataset
 from src.data.pytorch_dataset import Split
+from src.errors import UserError
 
 
 class ChunkStream(FastDataset):
@@ -23,6 +24,10 @@ class ChunkStream(FastDataset):
         held: blocks that a stream shuffles together; more are closer to a random order.
         streams: streams side by side; a multiple of the ranks, so that ranks read other chunks.
         settings: those of FastDataset; cache_mb is at least what the held blocks take.
+
+    Raises:
+        UserError: ranks would read the same chunks, or the store has shards, which a cache does not
+            bear: under load, TensorStore's reads ended with OUT_OF_RANGE.
     """
 
     def __init__(
@@ -45,6 +50,12 @@ class ChunkStream(FastDataset):
         block_mb = self.dtype.itemsize * layers * self.chunk[0] * points / 1e6
         # A rank reads the blocks of its own streams alone.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
+        if streams % num_ranks and num_ranks % streams:
+            raise UserError(
+                f"streams: {streams}; take a multiple of the {num_ranks} processes"
+            )
+        if any(encoding.get("shards") for encoding in self.encodings):
+            raise UserError(f"{self.url} has shards: use FastDataset")
         own_streams = math.ceil(streams / num_ranks)
         needed = 1.2 * own_streams * (held * reach + 1) * block_mb
         self.cache_mb = max(self.cache_mb, needed)
