@@ -1,4 +1,5 @@
-"""Build Zarr stores to train from, on S3 or on a disk; a build that was stopped goes on.
+"""Build Zarr stores to train from, on S3 or on a disk; a build that was stopped goes on,
+and a packed copy begins again.
 
 uv run python build_store.py ocean                                   the store of the default run
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
