@@ -104,11 +104,12 @@ class GpuCheck:
             target=run_command, args=(ROOT / chapter, words, before, log)
         )
         process.start()
+        group: Any = process.pid
         process.join(self.deadline - time.monotonic())
         timed_out = process.is_alive()
         # With the processes that it has started: they would take the GPU from the next part.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
         process.kill()  # it may not have begun a group yet
         process.join()
         output = log.read_text()

@@ -59,13 +59,7 @@ def build(
         UserError: something else is at this place, a shard is no multiple of a chunk, an axis has
             no coordinates, or dates are missing.
     """
-    # Before hours of writing.
-    nameless = set(AXES) - set(fields.coords)
-    if nameless:
-        raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
-    check_no_date_is_missing(fields.indexes["time"])
-    find_period(fields.indexes["time"], train_period)
-
+    check_axes(fields, train_period)  # before hours of writing
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
     chunks, sizes = chunk_and_object_sizes(fields, chunk, shard or chunk)
@@ -111,12 +105,16 @@ def build(
     add_statistics(url, train_period)
 
 
-def check_no_date_is_missing(time: Any) -> None:
-    """A window counts steps: without one day's file it would take 13 days for 12.
+def check_axes(fields: xr.Dataset, train_period: Period) -> None:
+    """Refuse axes without coordinates, a period without data, and a date that is missing.
 
-    Raises:
-        UserError: two neighbours are much further apart than others.
+    A window counts steps: without one day's file it would take 13 days for 12.
     """
+    nameless = set(AXES) - set(fields.coords)
+    if nameless:
+        raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
+    time: Any = fields.indexes["time"]
+    find_period(time, train_period)
     if len(time) < 3:
         return
     seconds = (time[1:] - time[:-1]).total_seconds()
