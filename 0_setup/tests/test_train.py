@@ -50,6 +50,13 @@ def test_leaves_everything_behind(monkeypatch, tmp_path):
     assert rows(folder) == table
 
 
+def test_determinism_can_be_switched_off(monkeypatch, tmp_path):
+    """Broken by: a set_seed that does not look at settings.deterministic."""
+    for wanted in (False, True):
+        train(monkeypatch, tmp_path, f"--trainer.deterministic={str(wanted).lower()}")
+        assert torch.are_deterministic_algorithms_enabled() is wanted
+
+
 def test_same_seed_same_bits_other_seed_other_curve(monkeypatch, tmp_path):
     reference = train(monkeypatch, tmp_path / "a")
     workers = train(monkeypatch, tmp_path / "b", "--data.num_workers=2")
