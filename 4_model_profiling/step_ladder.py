@@ -77,8 +77,9 @@ def main() -> None:
     for name, more in VARIANTS.items():
         rungs[f"+ {name}"] = so_far + more
 
-    # Copies of a process that has imported Lightning.
-    processes = multiprocessing.get_context("forkserver")
+    # Copies of a process that has imported Lightning. Apple's GPUs do not bear that.
+    is_linux = sys.platform == "linux"
+    processes = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     processes.set_forkserver_preload(list(PRELOADED))
     # In turns, so that other load on the machine affects all of them.
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in rungs}

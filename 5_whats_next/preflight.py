@@ -112,6 +112,9 @@ def check_data(plan: Plan) -> str:
         return OWN_DATA
     plan.loaders = Loaders(**vars(plan.config.data))
     train_set = plan.loaders.train_set
+    streams = getattr(train_set, "streams", plan.ranks)
+    if streams % plan.ranks:
+        raise UserError(f"streams: {streams} is no multiple of {plan.ranks} devices")
     return f"{len(train_set)} samples, and {len(plan.loaders.val_set)} to validate"
 
 
@@ -120,10 +123,14 @@ def check_sample(plan: Plan) -> str:
     if plan.loaders is None:
         return OWN_DATA
     train_set = plan.loaders.train_set
-    # Several, because one may be all land.
-    every = max(1, len(train_set) // 8)
-    samples = [train_set[i][0] for i in range(0, len(train_set), every)]
-    x = torch.stack(samples)
+    # Eight anywhere, because one may be all land. All at once, where the dataset can.
+    seeded = torch.Generator().manual_seed(0)
+    numbers = torch.randperm(len(train_set), generator=seeded)[:8].tolist()
+    if hasattr(train_set, "__getitems__"):
+        samples = train_set.__getitems__(numbers)
+    else:
+        samples = [train_set[number] for number in numbers]
+    x = torch.stack([x for x, _ in samples])
     values = x[~x.isnan()]
     mean = float(values.mean())
     std = float(values.std())

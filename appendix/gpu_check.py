@@ -99,7 +99,7 @@ class GpuCheck:
     ) -> str:
         """What a command prints; it runs in the chapter's folder, and after ``before``."""
         log = OUTPUT / "command.log"
-        log.unlink(missing_ok=True)
+        log.write_bytes(b"")
         process = COPIES.Process(
             target=run_command, args=(ROOT / chapter, words, before, log)
         )

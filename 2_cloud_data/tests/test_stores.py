@@ -160,6 +160,8 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
         build(str(tmp_path / "new"), fields, (12, 9, 99), ("1950", "1951"))
     with pytest.raises(UserError, match=r"no data between 2007-01-16.* and 2007-03-16"):
         build(str(tmp_path / "new"), fields.drop_isel(time=10), *arguments)
+    with pytest.raises(UserError, match="the dates have to rise"):
+        build(str(tmp_path / "new"), fields.isel(time=[0, 1, 1, 2]), *arguments)
     with pytest.raises(UserError, match=r"no coordinates of \['lat'\]"):
         build(str(tmp_path / "new"), fields.drop_vars("lat"), *arguments)
     assert not (tmp_path / "new").exists()

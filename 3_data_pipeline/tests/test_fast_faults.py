@@ -218,7 +218,7 @@ def test_a_stream_reads_each_chunk_once(monkeypatch, proxy):
     assert not months[0] & months[1]
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
-    with pytest.raises(UserError, match="a multiple of the 3 processes"):
+    with pytest.raises(UserError, match="no multiple of 3 devices"):
         ChunkStream("train", **settings)
 
 

@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.distributed import addresses_of_ranks, check_samples
+from src.distributed import check_samples, machines_of_ranks
 from src.model.lightning_module import AutoencoderModule
 from src.report import draw, report
 from src.tracking import Tracker, WandbMode, save_settings
@@ -51,12 +51,12 @@ class Report(Callback):
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Refuse ranks that repeat each other, and begin the report."""
         check_samples(trainer.train_dataloader, trainer.world_size)
-        addresses = addresses_of_ranks() if trainer.num_nodes > 1 else []
-        self.begin(trainer, module, addresses)
+        machines = machines_of_ranks() if trainer.num_nodes > 1 else []
+        self.begin(trainer, module, machines)
 
     @rank_zero_only
     def begin(
-        self, trainer: L.Trainer, module: L.LightningModule, addresses: list[str]
+        self, trainer: L.Trainer, module: L.LightningModule, machines: list[str]
     ) -> None:
         """Say what the run uses: a run on the wrong hardware gives no error."""
         strategy = f"{type(trainer.strategy).__name__} on {module.device}"
@@ -66,8 +66,8 @@ class Report(Callback):
             f"devices   {trainer.num_devices} on each of {trainer.num_nodes} nodes; {strategy}"
         )
         # One line for each machine.
-        for rank in range(0, len(addresses), trainer.num_devices):
-            print(f"machine   {addresses[rank]}, from rank {rank}")
+        for rank in range(0, len(machines), trainer.num_devices):
+            print(f"machine   {machines[rank]}, from rank {rank}")
         print(f"training  steps {trainer.global_step} to {steps}")
         print(f"output    {folder}", flush=True)
         if self.settings:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,18 +37,19 @@ def all_reduce(numbers: Tensor, operation: Any) -> Tensor:
     return result.to(numbers.device)
 
 
-def addresses_of_ranks() -> list[str]:
+def machines_of_ranks() -> list[str]:
     """Where each rank runs: the error of a lost connection names an address, and no rank.
 
     All ranks have to call this.
     """
+    own_machine = socket.gethostname()
     # Sends nothing: it asks the system from which of its addresses it would reach rank 0.
-    with socket.socket(type=socket.SOCK_DGRAM) as route:
+    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as route:
         route.connect((os.environ["MASTER_ADDR"], 1))
-        own_address = route.getsockname()[0]
-    addresses = [""] * dist.get_world_size()
-    dist.all_gather_object(addresses, own_address)
-    return addresses
+        own_machine += f", {route.getsockname()[0]}"
+    machines = [""] * dist.get_world_size()
+    dist.all_gather_object(machines, own_machine)
+    return machines
 
 
 def check_samples(loader: Any, world_size: int) -> None:

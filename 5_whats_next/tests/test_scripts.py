@@ -116,6 +116,18 @@ def test_devices_share_an_epoch(monkeypatch):
     assert config.data.batch_size == 64
 
 
+def test_a_corner_of_land_is_no_fault():
+    """Broken by: a look at sample 0 alone, or at the same place in eight months."""
+
+    class Corner(list):
+        def __getitem__(self, number):
+            x = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(number))
+            return (x * torch.nan if number % 16 == 0 else x), number
+
+    loaders = mock.Mock(train_set=Corner(range(128)))
+    assert "mean" in preflight.check_sample(preflight.Plan(None, 0, loaders))
+
+
 def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
     """Broken by: no OWN_DATA in a check; a right to list that is demanded; a train_loss, too."""
     # As if lightning_train.py had other imports.

@@ -59,7 +59,7 @@ def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     texts = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "".join(texts)
     assert (
-        "machine   192.0.2.2, from rank 1\n" in texts[0]
+        "machine   beta, 192.0.2.2, from rank 1\n" in texts[0]
     )  # an error names the address
     # Each machine has a server of its own, with the same store; rank 0 alone writes the run.
     servers = {path.name for path in (chapter / "output" / "s3").iterdir()}

@@ -106,7 +106,7 @@ def build(
 
 
 def check_axes(fields: xr.Dataset, train_period: Period) -> None:
-    """Refuse axes without coordinates, a period without data, and a date that is missing.
+    """Refuse axes without coordinates, dates that do not rise, and a date that is missing.
 
     A window counts steps: without one day's file it would take 13 days for 12.
     """
@@ -114,6 +114,8 @@ def check_axes(fields: xr.Dataset, train_period: Period) -> None:
     if nameless:
         raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
     time: Any = fields.indexes["time"]
+    if not (time.is_monotonic_increasing and time.is_unique):
+        raise UserError("the dates have to rise: use sortby('time')")
     find_period(time, train_period)
     if len(time) < 3:
         return

@@ -50,10 +50,8 @@ class ChunkStream(FastDataset):
         block_mb = self.dtype.itemsize * layers * self.chunk[0] * points / 1e6
         # A rank reads the blocks of its own streams alone.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
-        if streams % num_ranks and num_ranks % streams:
-            raise UserError(
-                f"streams: {streams}; take a multiple of the {num_ranks} processes"
-            )
+        if streams % num_ranks:
+            raise UserError(f"streams: {streams} is no multiple of {num_ranks} devices")
         if any(encoding.get("shards") for encoding in self.encodings):
             raise UserError(f"{self.url} has shards: use FastDataset")
         own_streams = math.ceil(streams / num_ranks)
