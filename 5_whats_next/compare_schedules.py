@@ -92,7 +92,11 @@ def draw(runs: dict[str, list[Recorder]], rmse: str) -> None:
         steps = list(seeds[0].scores)
         scores = np.array([[row[rmse] for row in run.scores.values()] for run in seeds])
         axes[2].errorbar(
-            steps, scores.mean(axis=0), scores.std(axis=0), marker="o", capsize=3
+            steps,
+            scores.mean(axis=0),
+            scores.std(axis=0, ddof=1),
+            marker="o",
+            capsize=3,
         )
     axes[0].set(title="Four schedules, mean of the seeds", ylabel="learning rate")
     axes[0].legend()

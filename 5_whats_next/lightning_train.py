@@ -86,7 +86,8 @@ def train(start: Start, stack: ExitStack) -> int:
     folder = start.folder
     if not folder:
         is_first = rank_zero_only.rank == 0
-        folder = new_run_folder(CHAPTER / settings.output_dir) if is_first else Path()
+        output = (CHAPTER / settings.output_dir).resolve()
+        folder = new_run_folder(output) if is_first else Path()
         stack.enter_context(only_training(folder))
     if not start.checkpoint and rank_zero_only.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)

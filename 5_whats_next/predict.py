@@ -1,4 +1,4 @@
-"""Fill fields with a trained model: one NetCDF or Zarr file with names, units, dates, coordinates.
+"""Predict hidden values of fields: one NetCDF or Zarr file with names, units, dates, coordinates.
 
 uv run python predict.py --run output/mine                its best checkpoint, its validation period
 uv run python predict.py --run output/mine --period "[1996-01,1996-12]" --to predicted.nc

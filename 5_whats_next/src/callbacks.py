@@ -97,13 +97,15 @@ class CloudUploadCallback(Callback):
         # has kept out of the cloud is then uploaded by the same command.
         if self.path:
             self.open(Path(trainer.default_root_dir))
+        else:
+            rank_zero_only(print)("cloud     none: nothing is uploaded", flush=True)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Count epochs and steps from here."""
         # At once what an earlier process has left: jobs that are shorter than the interval would
         # never upload.
         self.epoch = trainer.current_epoch - self.interval
-        self.step = trainer.global_step
+        self.step = self.last_multiple(trainer.global_step)
         self.first_step = trainer.global_step
 
     @rank_zero_only
@@ -144,7 +146,11 @@ class CloudUploadCallback(Callback):
         if self.during_training and is_due:
             self.enqueue_new()
             self.epoch = trainer.current_epoch
-            self.step = trainer.global_step
+            self.step = self.last_multiple(trainer.global_step)
+
+    def last_multiple(self, step: int) -> int:
+        """The last step at which StopAndSave saves: its next save is uploaded at once."""
+        return step - step % self.every if self.every else step
 
     def files(self) -> list[Path]:
         """The checkpoints on the disk, without those that were replaced."""

@@ -17,6 +17,10 @@ TIMEOUT = 60.0  # seconds, with all retries; plus one for each megabyte
 PART = 50 * 2**20  # bytes; files of at least two parts are uploaded in parts
 
 
+class DamagedError(UserError):
+    """An object is not what was uploaded, or is gone."""
+
+
 class CloudFolder:
     """A folder in object storage. Raises UserError if a request and its retries fail."""
 
@@ -72,16 +76,16 @@ class CloudFolder:
             copy.unlink()
 
     def download(self, name: str, path: Path, sha256: str, size: int) -> None:
-        """Download a file. Raises UserError if it is not what was uploaded."""
+        """Download a file. Raises DamagedError if it is not what was uploaded."""
         part = path.with_name(f"{path.name}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.request("_get_file", f"{self.path}/{name}", str(part), size=size)
             if digest(part) != sha256:
-                raise UserError(f"{self.url}: {name} is damaged")
+                raise DamagedError(f"{self.url}: {name} is damaged")
             part.replace(path)
         except FileNotFoundError as error:
-            raise UserError(f"{self.url}: {name} is missing") from error
+            raise DamagedError(f"{self.url}: {name} is missing") from error
         finally:
             part.unlink(missing_ok=True)
 

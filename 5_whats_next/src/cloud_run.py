@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from src.checkpoint_files import is_intact
-from src.cloud_folder import TIMEOUT, CloudFolder, digest
+from src.cloud_folder import TIMEOUT, CloudFolder, DamagedError, digest
 from src.errors import UserError
 
 KEEP = 2  # checkpoints of each name
@@ -159,7 +159,9 @@ class CloudRun:
                 )
                 print(f"resume    downloaded {entry['object']}", flush=True)
                 return True
-            except UserError as error:
+            except (
+                DamagedError
+            ) as error:  # not an outage, in which a newer one would be lost
                 print(f"resume    skipped: {error}", flush=True)
         return path.exists()
 

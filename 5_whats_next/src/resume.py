@@ -54,7 +54,8 @@ def find_start(
     cloud = ""
     if "://" in options.resume:
         cloud, _, name = options.resume.rstrip("/").rpartition("/")
-        folder = CHAPTER / options.output_dir / name
+        # ModelCheckpoint compares paths, links and all.
+        folder = (CHAPTER / options.output_dir / name).resolve()
         # Also for uploads: the run at this address goes on, and no other.
         arguments = [
             *others,
@@ -69,7 +70,7 @@ def find_start(
         settings = config.trainer
         if not settings.run_name:
             return Start(config, resolved)
-        folder = CHAPTER / settings.output_dir / settings.run_name
+        folder = (CHAPTER / settings.output_dir / settings.run_name).resolve()
         policy = settings.resume_policy
         cloud = storage_path(settings.cloud_storage_path)
 
@@ -108,7 +109,8 @@ def check_settings(
     cloud: CloudRun, arguments: list[str], classes: tuple[type, ...]
 ) -> None:
     """Compare settings before a download replaces anything. Raises UserError if they differ."""
-    _, step = newest_intact(cloud.run / "checkpoints")
+    with FileLock(cloud.run.parent / f".{cloud.run.name}.lock"):
+        _, step = newest_intact(cloud.run / "checkpoints")
     try:
         text = cloud.folder.read("config.yaml") if cloud.newer_than(step) else ""
     except UserError:

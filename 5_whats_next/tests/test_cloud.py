@@ -119,6 +119,17 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, capsys, damage):
         find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
 
 
+def test_an_outage_is_no_damage(folder, tmp_path, monkeypatch):
+    """An older checkpoint would be taken. Broken by: UserError for DamagedError."""
+    for step in (1, 2):
+        upload(folder, tmp_path / "run", step)
+    shutil.rmtree(tmp_path / "run")
+    no_answer = mock.Mock(side_effect=UserError("no answer"))
+    monkeypatch.setattr(CloudFolder, "download", no_answer)
+    with pytest.raises(UserError, match="no answer"):
+        find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
+
+
 # Broken by: no download in upload.
 def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
     upload(folder, tmp_path / "run", 1)
@@ -264,6 +275,10 @@ def test_uploads_inside_of_an_epoch_save_as_well(monkeypatch, tmp_path):
     words = ["checkpoint_every_n_steps=0", "upload_every_n_steps=2", "max_epochs=1"]
     training(monkeypatch, tmp_path, *words)
     assert set(enqueued) == {2, 4}
+    # Resumed in between, it uploads at the next save.
+    callback = CloudUploadCallback("none", upload_every_n_steps=5)
+    callback.on_train_start(mock.Mock(global_step=7, current_epoch=0), mock.Mock())
+    assert callback.step == 5
 
 
 def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
