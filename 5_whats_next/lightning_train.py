@@ -32,7 +32,7 @@ from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
 from src.quiet import hide_two_messages
 from src.report_callback import Report
-from src.resume import Start, find_start, only_training
+from src.resume import Start, find_start, lock, only_training
 from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
 
@@ -89,7 +89,9 @@ def train(start: Start, stack: ExitStack) -> int:
         output = (CHAPTER / settings.output_dir).resolve()
         folder = new_run_folder(output) if is_first else Path()
         stack.enter_context(only_training(folder))
-    if not start.checkpoint and rank_zero_only.rank == 0:
+    if rank_zero_only.rank == 0:
+        # A lock of its own: a launcher that is killed alone leaves its ranks training.
+        stack.enter_context(lock(folder, "writing"))
         folder.mkdir(parents=True, exist_ok=True)
     # What is uploaded has to be saved before.
     save_every = settings.checkpoint_every_n_steps or settings.upload_every_n_steps

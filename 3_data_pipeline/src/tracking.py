@@ -30,7 +30,10 @@ def new_run_folder(output_dir: Path) -> Path:
 def save_settings(folder: Path, settings: str) -> None:
     """Write config.yaml, from which a resume reads; a crash leaves the old one or the new one."""
     temporary = folder / "config.yaml.tmp"
-    temporary.write_text(settings)
+    with temporary.open("w") as file:
+        file.write(settings)
+        file.flush()
+        os.fsync(file.fileno())  # as for a checkpoint
     temporary.replace(folder / "config.yaml")
 
 

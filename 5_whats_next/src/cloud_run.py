@@ -9,6 +9,7 @@
 # names whole objects only.
 
 import json
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -169,5 +170,8 @@ class CloudRun:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

@@ -94,15 +94,23 @@ def only_training(folder: Path) -> Iterator[None]:
     if rank_zero_only.rank != 0 or locked == str(folder):
         yield
         return
+    with lock(folder, "training"):
+        os.environ["LOCKED_RUN"] = str(folder)
+        try:
+            yield
+        finally:
+            os.environ.pop("LOCKED_RUN", None)
+
+
+@contextmanager
+def lock(folder: Path, name: str) -> Iterator[None]:
+    """Hold a lock beside a run's folder. Raises UserError if another process has it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder.parent / f".{folder.name}.training", blocking=False):
-            os.environ["LOCKED_RUN"] = str(folder)
+        with FileLock(folder.parent / f".{folder.name}.{name}", blocking=False):
             yield
     except Timeout as error:
         raise UserError(f"{folder}: another process is training this run") from error
-    finally:
-        os.environ.pop("LOCKED_RUN", None)
 
 
 def check_settings(

@@ -46,6 +46,14 @@ def test_two_trainings_of_one_run(monkeypatch, tmp_path):
         local(monkeypatch, tmp_path, *words)
 
 
+def test_ranks_keep_the_run_without_their_launcher(monkeypatch, tmp_path):
+    """As after a SIGKILL of the launcher alone. Broken by: no lock of rank 0 in train."""
+    refused = pytest.raises(UserError, match="another process is training")
+    with resume.lock(tmp_path / "run", "writing"), refused:
+        local(monkeypatch, tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
     """Broken by: no check_owner in upload; no is_taken_over in the callback."""
     cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
