@@ -20,7 +20,8 @@ class MyDataset(WindowDataset):
         val_period: Period,
     ) -> None:
         # WindowDataset expects the axes time, lat and lon: rename those of your file here.
-        fields = xr.open_dataset(path)[variables].load()
+        with xr.open_dataset(path) as file:
+            fields = file[variables].load()
         fields = fields.rename(latitude="lat", longitude="lon")
         stride = train_stride if split == "train" else window
         super().__init__(fields, split, window, stride, train_period, val_period)

@@ -73,12 +73,6 @@ def netcdf(
         if not found:
             raise UserError(f"--files: there is no {pattern}")
         paths += found
-    fields = xr.open_mfdataset(paths, chunks={})
-    # So that a build of other files, or of corrected ones, does not continue this one.
-    fields.attrs = {"files": str(sorted(map(version, paths)))}
-    # Not the other coordinates: ERA5's expver is a text for each month.
-    fields = named_axes(fields).reset_coords(drop=True)
-    fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
     command: dict[str, Any] = {
         "command": "netcdf",
         "files": paths,
@@ -88,8 +82,15 @@ def netcdf(
         "shard": shard,
         "levels": levels,
     }
-    fields = select(fields, variables, str(files), levels)
-    build(url, fields, chunk, train_period, command, shard)
+    # Closed here: HDF5 may crash when Python closes a file while a thread reads another one.
+    with xr.open_mfdataset(paths, chunks={}) as fields:
+        # So that a build of other files, or of corrected ones, does not continue this one.
+        fields.attrs = {"files": str(sorted(map(version, paths)))}
+        # Not the other coordinates: ERA5's expver is a text for each month.
+        fields = named_axes(fields).reset_coords(drop=True)
+        fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
+        fields = select(fields, variables, str(files), levels)
+        build(url, fields, chunk, train_period, command, shard)
 
 
 def version(file: str) -> tuple[str, int, int]:
