@@ -97,8 +97,8 @@ class CloudUploadCallback(Callback):
         # has kept out of the cloud is then uploaded by the same command.
         if self.path:
             self.open(Path(trainer.default_root_dir))
-        else:
-            rank_zero_only(print)("cloud     none: nothing is uploaded", flush=True)
+        elif trainer.is_global_zero:
+            print("cloud     none: nothing is uploaded", flush=True)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Count epochs and steps from here."""
@@ -132,8 +132,7 @@ class CloudUploadCallback(Callback):
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
-            print(f"cloud     {self.uploader.error}", flush=True)
-            sys.exit(TAKEN_OVER)
+            self.leave_to_the_other(self.uploader)
         if trainer.global_step % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
             uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
@@ -147,6 +146,11 @@ class CloudUploadCallback(Callback):
             self.enqueue_new()
             self.epoch = trainer.current_epoch
             self.step = self.last_multiple(trainer.global_step)
+
+    def leave_to_the_other(self, uploader: Uploader) -> None:
+        """End the program: another process goes on with the run."""
+        print(f"cloud     {uploader.error}", flush=True)
+        sys.exit(TAKEN_OVER)
 
     def last_multiple(self, step: int) -> int:
         """The last step at which StopAndSave saves: its next save is uploaded at once."""
@@ -169,7 +173,11 @@ class CloudUploadCallback(Callback):
 
     def on_fit_end(self, *_: object) -> None:
         """Wait for the last uploads. Raises UserError if something is not in the cloud."""
-        if missing := self.finish(PATIENCE):
+        uploader = self.uploader
+        missing = self.finish(PATIENCE)
+        if missing and uploader.is_taken_over():
+            self.leave_to_the_other(uploader)
+        if missing:
             raise UserError(f"not in the cloud: {', '.join(missing)}")
 
     def on_exception(

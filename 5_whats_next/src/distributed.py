@@ -18,22 +18,12 @@ from src.reproducibility import ResumableBatches, ResumableLoader
 
 def sum_over_ranks(numbers: Tensor) -> Tensor:
     """The sum over all ranks. All of them have to call this, or the others wait for ever."""
-    return all_reduce(numbers, dist.ReduceOp.SUM)
-
-
-def max_over_ranks(number: int) -> int:
-    """The largest number of all ranks. All of them have to call this."""
-    return int(all_reduce(torch.tensor(number), dist.ReduceOp.MAX))
-
-
-def all_reduce(numbers: Tensor, operation: Any) -> Tensor:
-    """``numbers`` of all ranks in one; with a single process, its own."""
     if not dist.is_initialized():
         return numbers.detach()
     # NCCL adds on GPUs, gloo on CPUs. A copy, because dist.all_reduce writes into its argument.
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     result = numbers.detach().to(device, copy=True)
-    dist.all_reduce(result, operation)
+    dist.all_reduce(result)
     return result.to(numbers.device)
 
 

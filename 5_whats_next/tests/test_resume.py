@@ -55,7 +55,7 @@ def test_ranks_keep_the_run_without_their_launcher(monkeypatch, tmp_path):
 
 
 def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
-    """Broken by: no check_owner in upload; no is_taken_over in the callback."""
+    """Noticed while it trains. Broken by: no check_owner in upload; no is_taken_over."""
     cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
     enqueue = callbacks.Uploader.enqueue
 
@@ -72,6 +72,22 @@ def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
     assert ended.value.code == callbacks.TAKEN_OVER
     assert "another process has taken over" in capsys.readouterr().out
     assert cloud.read_list() == (cloud.owner, [])
+
+
+def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path):
+    """Noticed in the last uploads. Broken by: no is_taken_over in on_fit_end."""
+    cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
+    finish = callbacks.CloudUploadCallback.finish
+
+    def take_over(callback, seconds):
+        cloud.claim()
+        return finish(callback, seconds)
+
+    monkeypatch.setattr(callbacks.CloudUploadCallback, "finish", take_over)
+    with pytest.raises(SystemExit) as ended:
+        training(monkeypatch, tmp_path)
+    assert ended.value.code == callbacks.TAKEN_OVER
+    assert cloud.read_list()[0] == cloud.owner
 
 
 def test_a_list_that_changes_meanwhile_is_not_replaced(tmp_path):
