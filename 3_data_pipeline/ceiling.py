@@ -1,4 +1,4 @@
-"""How fast can this pipeline be at best, and what holds it back? Four speeds of the same windows.
+"""How fast can this pipeline be at best, and what holds it back? Five speeds of the same windows.
 
 uv run python ceiling.py                    the ladder's windows, 30 ms away from the store
 uv run python ceiling.py --delay 0 --packed true --step_time 0.02
@@ -37,9 +37,9 @@ TEXTS = {
     "model": "that it needs",
     "store": "raw requests of the same objects, as many under way; nothing is decoded",
     "decoding": "if nothing had to be waited for: all cores decode and copy",
-    "loader": "all of it",
+    "loader": "reads, decodes and copies, without a model",
+    "training": "the loader and a step that takes this time",
 }
-BATCH_SIZE = 32
 NUM_BATCHES = 100  # in each of three rounds
 
 
@@ -106,9 +106,15 @@ def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - cpu_start
 
 
+def train(loader: DataLoader, step_time: float) -> None:
+    """Take all batches, and leave the processors to the loader for so long after each of them."""
+    for _ in loader:
+        time.sleep(step_time)
+
+
 def bottleneck(speeds: dict[str, float]) -> str:
-    """What limits, from the samples per second of model, store, decoding and loader."""
-    if speeds["loader"] >= speeds["model"]:
+    """What limits, from the samples per second of TEXTS."""
+    if speeds["training"] >= 0.95 * speeds["model"]:
         return "model"
     limit = min(("store", "decoding"), key=speeds.__getitem__)
     if speeds["loader"] < speeds[limit] / 2:
@@ -125,21 +131,29 @@ def main(
     """Measure in turns, print samples per second, and name the bottleneck.
 
     Args:
-        file: the windows are those of its defaults; for a store of yours, a copy with your url.
+        file: windows and batch size are its defaults; for a store of yours, a copy with your url.
         delay: seconds before each request.
-        step_time: seconds of your model's training step, for a batch of 32 windows.
+        step_time: seconds of your model's training step, for a batch of this size.
         packed: read the copy with all variables in each chunk.
+
+    Raises:
+        UserError: the store has shards, or fewer windows than a batch.
     """
     # With all of the reader's defaults.
     defaults = read_defaults(Path(file))
-    dataset = FastDataset("train", **defaults["dataset_args"], packed=packed)
-    order = epoch_order(len(dataset), seed=0, epoch=0)[: BATCH_SIZE * NUM_BATCHES]
-    batches = np.array(order).reshape(-1, BATCH_SIZE).tolist()
+    batch_size = defaults["batch_size"]
+    dataset = FastDataset("train", **defaults["dataset_args"] | {"packed": packed})
+    num_batches = min(NUM_BATCHES, len(dataset) // batch_size)
+    if not num_batches:
+        raise UserError(f"{file}: fewer windows than a batch of {batch_size}")
+    order = epoch_order(len(dataset), seed=0, epoch=0)[: batch_size * num_batches]
+    batches = np.array(order).reshape(-1, batch_size).tolist()
     needed = [object_names(dataset, batch) for batch in batches]
     loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
 
     raw_rounds = []
     loader_rounds = []
+    training_rounds = []
     with slow_network(delay) if delay else nullcontext():
         place = kvstore(f"{dataset.url}/", dataset.anonymous)
         context = shared_context(dataset.concurrency, dataset.cache_mb)
@@ -149,14 +163,17 @@ def main(
             raw = seconds_of(lambda: get_raw(store, needed, dataset.batches_ahead))
             raw_rounds.append(raw)
             loader_rounds.append(seconds_of(lambda: deque(loader, maxlen=0)))
+            training_rounds.append(seconds_of(lambda: train(loader, step_time)))
 
     raw_seconds, raw_cpu = map(statistics.median, zip(*raw_rounds, strict=True))
     seconds, cpu = map(statistics.median, zip(*loader_rounds, strict=True))
+    training_seconds = statistics.median(clock for clock, _ in training_rounds)
     speeds = {
-        "model": BATCH_SIZE / step_time,
+        "model": batch_size / step_time,
         "store": len(order) / raw_seconds,
         "decoding": len(order) / (cpu / CPU_COUNT),
         "loader": len(order) / seconds,
+        "training": len(order) / training_seconds,
     }
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")

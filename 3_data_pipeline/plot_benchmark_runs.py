@@ -1,7 +1,7 @@
 """Draw what the benchmark has logged: bars of all configurations, a timeline of the last two.
 
 uv run python plot_benchmark_runs.py                        the ladder
-uv run python plot_benchmark_runs.py --log benchmark_logs/dask_workers.jsonl
+uv run python plot_benchmark_runs.py --file benchmark_configs/dask_workers.yaml
 """
 
 from pathlib import Path
@@ -9,18 +9,19 @@ from pathlib import Path
 import pandas as pd
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
+from utils import read_configurations
 
 from src.config import CHAPTER, HelpFormatter
 from src.errors import one_line_errors
 
 STAGES = {  # columns of `steps` in the log: from when, until when
-    "load": ("begun", "ended", "tab:blue"),
+    "load": ("start", "end", "tab:blue"),
     "wait": ("asked", "got", "tab:red"),
     "train": ("got", "done", "tab:green"),
 }
 
 
-def bars(turns: pd.DataFrame) -> Figure:
+def bars(turns: pd.DataFrame, names: list[str]) -> Figure:
     """Medians of each configuration, and the range of its turns."""
     columns = {
         "samples_per_second": "1/s",
@@ -28,7 +29,7 @@ def bars(turns: pd.DataFrame) -> Figure:
         "memory": "MB",
         "first_batch": "s",
     }
-    names = turns["name"].unique()[::-1]
+    names = names[::-1]  # the first one is drawn at the bottom
     groups = turns.groupby("name")[list(columns)]
     middle = groups.median().loc[names]
     low = groups.min().loc[names]
@@ -59,21 +60,21 @@ def timeline(turns: pd.DataFrame, names: list[str]) -> Figure:
     for axis, name in zip(axes, names, strict=True):
         matching = turns[turns["name"] == name]
         first = matching["settings"].iloc[0]["warmup"]
-        columns = ["begun", "ended", "asked", "got", "done"]
+        columns = ["start", "end", "asked", "got", "done"]
         steps = pd.DataFrame(
             matching["steps"].iloc[0][first : first + 8], columns=columns
         )
         steps -= steps["asked"].iloc[0]
         for height, stage in enumerate(STAGES):
-            start, end, colour = STAGES[stage]
+            begin, end, colour = STAGES[stage]
             # Batches may be loaded at the same time, so loading gets a row for each batch.
             rows = (
                 steps.index if stage == "load" else [len(steps) + height] * len(steps)
             )
             axis.barh(
                 rows,
-                steps[end] - steps[start],
-                left=steps[start],
+                steps[end] - steps[begin],
+                left=steps[begin],
                 color=colour,
                 label=stage,
             )
@@ -83,18 +84,21 @@ def timeline(turns: pd.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-def main(log: str = "benchmark_logs/ladder.jsonl") -> None:
+def main(file: str = "benchmark_configs/ladder.yaml") -> None:
     """Save bars.png, and timeline.png of the last two configurations.
 
     Args:
-        log: what the benchmark has written.
+        file: the configurations, as the benchmark got them.
     """
+    log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     turns = pd.read_json(log, lines=True)  # a row for each turn
-    folder = CHAPTER / "benchmark_imgs" / Path(log).stem
+    measured = set(turns["name"])
+    # In the file's order, and without those that are commented out.
+    names = [name for name in read_configurations(Path(file)) if name in measured]
+    folder = CHAPTER / "benchmark_imgs" / log.stem
     folder.mkdir(parents=True, exist_ok=True)
-    bars(turns).savefig(folder / "bars.png", dpi=110)
-    last_two = list(turns["name"].unique()[-2:])
-    timeline(turns, last_two).savefig(folder / "timeline.png", dpi=110)
+    bars(turns, names).savefig(folder / "bars.png", dpi=110)
+    timeline(turns, names[-2:]).savefig(folder / "timeline.png", dpi=110)
     print(f"look at {folder.relative_to(CHAPTER)}: bars.png, timeline.png")
 
 

@@ -38,7 +38,7 @@ from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
-from src.data.store import named_axes, open_fields, open_store, select
+from src.data.store import AXES, named_axes, open_fields, open_store, select
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -134,20 +134,23 @@ def cube(
     build(url, fields, chunk, train_period, command, shard)
 
 
-def pack(url: str, chunk: Window) -> None:
+def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Args:
         url: a store that is finished.
         chunk: months, latitudes and longitudes of a chunk of the copy.
+        levels: those of variables with levels; each becomes a variable, as temperature_500.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url)
+    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
     packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
-    packed = packed.astype("float32")
+    # Whatever the store's order: FastDataset takes windows of a copy in this one.
+    packed = packed.transpose("variable", *AXES).astype("float32")
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
     chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
     copy = packed.chunk(chunk_of_axis).to_dataset()
-    about = {"variables": list(fields), "chunk": chunk, "grid": grid_of(fields)}
+    about: dict[str, Any] = {"chunk": chunk, "levels": levels}
+    about |= {"variables": list(fields), "grid": grid_of(fields)}
     copy = copy.drop_encoding().assign_attrs(about)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
@@ -198,8 +201,8 @@ def mend(url: str, bad: list[str]) -> None:
     mend_statistics(url, bad)
     if any(key.startswith("packed") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")
-        chunk: Any = copy.attrs["chunk"]
-        pack(url, tuple(chunk))
+        about: Any = copy.attrs
+        pack(url, tuple(about["chunk"]), about.get("levels"))
 
 
 COMMANDS: dict[str, Any] = {

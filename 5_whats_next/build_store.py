@@ -32,7 +32,7 @@ from src.data.build import (
 )
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
-from src.data.store import named_axes, open_fields, open_store, select
+from src.data.store import AXES, named_axes, open_fields, open_store, select
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -99,20 +99,23 @@ def version(file: str) -> tuple[str, int, int]:
     return file, status.st_size, status.st_mtime_ns
 
 
-def pack(url: str, chunk: Window) -> None:
+def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Args:
         url: a store that is finished.
         chunk: months, latitudes and longitudes of a chunk of the copy.
+        levels: those of variables with levels; each becomes a variable, as temperature_500.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url)
+    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
     packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
-    packed = packed.astype("float32")
+    # Whatever the store's order: FastDataset takes windows of a copy in this one.
+    packed = packed.transpose("variable", *AXES).astype("float32")
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
     chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
     copy = packed.chunk(chunk_of_axis).to_dataset()
-    about = {"variables": list(fields), "chunk": chunk, "grid": grid_of(fields)}
+    about: dict[str, Any] = {"chunk": chunk, "levels": levels}
+    about |= {"variables": list(fields), "grid": grid_of(fields)}
     copy = copy.drop_encoding().assign_attrs(about)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}

@@ -100,15 +100,19 @@ def test_files_that_cannot_be_measured(tmp_path):
 
 
 def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
-    """Broken by: requests of objects that are not there (no modulo in object_names)."""
+    """Broken by: requests of objects that are not there (no modulo in keys)."""
     build_small()
-    defaults = {"dataset_args": SETTINGS}
+    defaults = {"dataset_args": SETTINGS, "batch_size": 4}
     monkeypatch.setattr(ceiling, "read_defaults", lambda file: defaults)
     monkeypatch.setattr(ceiling, "NUM_BATCHES", 2)
     ceiling.main(delay=0.001, step_time=1e-6)
     output = capsys.readouterr().out
     assert "bottleneck: " in output
-    speeds = {"model": 100.0, "store": 80.0, "decoding": 90.0, "loader": 70.0}
+    speeds = {"model": 100.0, "training": 60.0, "loader": 70.0}
+    speeds |= {"store": 80.0, "decoding": 90.0}
     assert ceiling.bottleneck(speeds) == "store"
-    assert ceiling.bottleneck(speeds | {"loader": 110.0}) == "model"
+    assert ceiling.bottleneck(speeds | {"training": 97.0}) == "model"
     assert ceiling.bottleneck(speeds | {"loader": 30.0}).startswith("loader")
+    defaults["batch_size"] = 10**6
+    with pytest.raises(UserError, match="fewer windows than a batch"):
+        ceiling.main()

@@ -148,11 +148,14 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     """
     dataset = loader.dataset
     num_readers = max(1, loader.num_workers)
-    for_training = dataset.batches_ahead + 3
-    for_validation = 3 * 2
+    # While packed integers are unpacked, one of the variables is there in float64, too.
+    unpacking = 0 if dataset.dtype == np.float32 else 2 / len(dataset.variables)
+    for_training = dataset.batches_ahead + 3 + unpacking
+    for_validation = 2 * (3 + unpacking)
     caches = 1e6 * dataset.cache_mb
     if loader.num_workers:
-        for_training = loader.num_workers * (loader.prefetch_factor + 2) + 1
+        in_worker = loader.prefetch_factor + 2 + unpacking
+        for_training = loader.num_workers * in_worker + 1
         for_validation = 2 * for_training
         caches *= 2 * num_readers
     if validates_inside:

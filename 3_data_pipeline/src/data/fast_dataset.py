@@ -34,7 +34,8 @@ class FastDataset(CloudDataset):
         settings: those of CloudDataset.
 
     Raises:
-        UserError: the variables have several types, or there is no packed copy.
+        UserError: the variables have several types; there is no packed copy of this grid and axes;
+            a store with shards and a cache, with which TensorStore's reads ended in OUT_OF_RANGE.
     """
 
     def __init__(
@@ -64,18 +65,24 @@ class FastDataset(CloudDataset):
         # The chunks that lie over one another at a place, and how many layers each of them has:
         # several levels may be in the same chunk.
         self.layers: dict[tuple[str, int], int] = {}
+        chunks = []
         for encoding in self.encodings:
             chunk_of_axis = dict(zip(encoding["axes"], encoding["chunks"], strict=True))
             layers = chunk_of_axis.get("level", 1)
             number = (encoding["level"] or 0) // layers
             self.layers[encoding["array"], number] = layers
-        self.chunk = tuple(chunk_of_axis[axis] for axis in AXES)  # times, lat, lon
+            chunks.append([chunk_of_axis[axis] for axis in AXES])
+        # Times, latitudes, longitudes; where variables differ, the largest.
+        self.chunk = tuple(map(max, zip(*chunks, strict=True)))
         if packed:
             store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
             # Consolidated metadata are written last: without them, the copy is not finished.
             copy = open_lazily(store, consolidated=True)
             if copy.attrs.get("grid") != grid_of(self.lazy_fields):
                 text = "a copy of another grid; build_store.py pack makes a new one"
+                raise UserError(f"{store.url}: {text}")
+            if copy["fields"].dims != ("variable", *AXES):
+                text = "a copy with other axes; build_store.py pack makes a new one"
                 raise UserError(f"{store.url}: {text}")
             names = copy.attrs["variables"]
             self.variable_order = [names.index(name) for name in self.variables]
@@ -87,6 +94,9 @@ class FastDataset(CloudDataset):
             raise UserError(
                 f"{self.url}: the variables have several types; use CloudDataset"
             )
+        self.has_shards = any(encoding.get("shards") for encoding in self.encodings)
+        if cache_mb and self.has_shards:
+            raise UserError(f"{self.url} has shards: leave cache_mb at 0")
 
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker gets, which opens the store for itself."""
@@ -147,12 +157,13 @@ class FastDataset(CloudDataset):
         waited = time.perf_counter() - start
         cpu_seconds = time.process_time() - cpu_start
         decoding = min(waited, cpu_seconds / CPU_COUNT)
-        self.seconds += torch.tensor([waited - decoding, decoding])
 
         values = unpack(values, self.encodings)
         # In place: these are large.
         values -= self.mean[:, None, None, None]
         values /= self.std[:, None, None, None]
+        copying = time.perf_counter() - start - waited
+        self.seconds += torch.tensor([waited - decoding, decoding + copying])
         samples = zip(torch.from_numpy(values), indices, strict=True)
         return list(samples)
 

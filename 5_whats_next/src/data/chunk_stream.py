@@ -52,7 +52,7 @@ class ChunkStream(FastDataset):
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
         if streams % num_ranks:
             raise UserError(f"streams: {streams} is no multiple of {num_ranks} devices")
-        if any(encoding.get("shards") for encoding in self.encodings):
+        if self.has_shards:
             raise UserError(f"{self.url} has shards: use FastDataset")
         own_streams = math.ceil(streams / num_ranks)
         needed = 1.2 * own_streams * (held * reach + 1) * block_mb

@@ -116,11 +116,10 @@ def unpack(values: np.ndarray, encodings: list[dict[str, Any]]) -> np.ndarray:
     """Stored numbers (B, V, T, H, W) as float32 with NaN: TensorStore does not do this."""
     if all(map(is_plain, encodings)):
         return values
-    fields = []
+    unpacked = np.empty(values.shape, np.float32)
     for number, encoding in enumerate(encodings):
         attributes = {key: encoding[key] for key in PACKING if key in encoding}
-        axes = ("batch", *AXES)
-        stored = xr.Variable(axes, values[:, number], attributes)
-        # xarray's own function, so that both readers have the same bits.
-        fields.append(xr.conventions.decode_cf_variable("", stored).values)
-    return np.stack(fields, axis=1).astype(np.float32, copy=False)
+        stored = xr.Variable(("batch", *AXES), values[:, number], attributes)
+        # xarray's own function, so that both readers have the same bits. It may make float64.
+        unpacked[:, number] = xr.conventions.decode_cf_variable("", stored).values
+    return unpacked
