@@ -94,7 +94,7 @@ def test_a_resumed_run_keeps_its_configuration(monkeypatch, tmp_path):
 def test_a_non_finite_loss_stops_before_the_weights_change(
     monkeypatch, tmp_path, capsys
 ):
-    """And is one line. Broken by: no isfinite in train; `with tracker.run`, which prints more."""
+    """One line. Broken by: no isfinite in clip_gradients; `with tracker.run`, which prints more."""
     with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(
             monkeypatch,

@@ -27,6 +27,13 @@ def test_ranks_share_the_samples_or_refuse():
         assert len(indices) == len(set(indices))
 
 
+def test_processes_that_would_train_alone_are_refused(monkeypatch, tmp_path):
+    """As after torchrun without --trainer.devices. Broken by: no check_world_size in Report."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="2 processes were started, and 1 train"):
+        train(monkeypatch, tmp_path, script=lightning_train)
+
+
 def test_the_command_line_refuses(monkeypatch, capsys, tmp_path):
     for key in ("--model.dept", "--trainer.max_epoch"):
         with pytest.raises(SystemExit, match="2"):

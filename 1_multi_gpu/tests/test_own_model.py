@@ -187,6 +187,7 @@ LOADERS = {
 def test_ranks_that_would_repeat_each_other_are_refused(name):
     """Broken by: no check_samples in Report; no look at one of the two samplers."""
     trainer = Mock(world_size=2, num_nodes=1, max_epochs=1, num_training_batches=6)
+    trainer.num_devices = 2
     trainer.configure_mock(train_dataloader=LOADERS[name], default_root_dir=CHAPTER)
     report = Mock(spec=Report)
     refused = pytest.raises(UserError, match="same samples")

@@ -29,7 +29,7 @@ def set_seed(seed: int, deterministic: bool = True) -> None:
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
-        # CUDA reads it when it starts.
+        # cuBLAS reads it before its first matrix product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 

@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.distributed import check_samples, machines_of_ranks
+from src.distributed import check_samples, check_world_size, machines_of_ranks
 from src.model.lightning_module import AutoencoderModule
 from src.report import draw, report
 from src.tracking import Tracker, WandbMode, save_settings
@@ -49,7 +49,8 @@ class Report(Callback):
         self.run_id = state["run_id"]
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Refuse ranks that repeat each other, and begin the report."""
+        """Refuse ranks that repeat each other or train alone, and begin the report."""
+        check_world_size(trainer)
         check_samples(trainer.train_dataloader, trainer.world_size)
         machines = machines_of_ranks() if trainer.num_nodes > 1 else []
         self.begin(trainer, module, machines)
@@ -141,9 +142,9 @@ class Report(Callback):
 
 def logged(trainer: L.Trainer, is_train: bool) -> dict[str, float]:
     """What the module has logged: names with train_ belong to a step, others to an epoch."""
-    metrics = trainer.callback_metrics.items()
-    return {
-        name: value.item()
-        for name, value in metrics
-        if name.startswith("train_") == is_train
-    }
+    metrics = {}
+    for name, value in trainer.callback_metrics.items():
+        belongs_to_step = name.startswith("train_")
+        if belongs_to_step == is_train:
+            metrics[name] = value.item()
+    return metrics

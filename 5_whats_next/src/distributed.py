@@ -42,6 +42,24 @@ def machines_of_ranks() -> list[str]:
     return machines
 
 
+def check_world_size(trainer: Any) -> None:
+    """Refuse a training of fewer processes than the settings ask for: Lightning would begin it.
+
+    After torchrun without ``--trainer.devices`` each process would train alone; in a SLURM job of
+    one task, one device would.
+
+    Raises:
+        UserError: the numbers differ.
+    """
+    wanted = trainer.num_nodes * trainer.num_devices
+    started = int(os.environ.get("WORLD_SIZE", trainer.world_size))
+    if not wanted == started == trainer.world_size:
+        raise UserError(
+            f"{started} processes were started, and {trainer.world_size} train together, but"
+            f" trainer.num_nodes times trainer.devices is {wanted}"
+        )
+
+
 def check_samples(loader: Any, world_size: int) -> None:
     """Refuse a loader without a sampler that knows its rank: all ranks would get the same samples.
 
