@@ -38,6 +38,7 @@ class CountStep(Callback):
 
     def __init__(self) -> None:
         self.counter = FlopCounterMode(display=False)
+        self.weights: set[int] = set()  # addresses of their storages
         self.saved_bytes: dict[int, int] = {}  # bytes of each storage, by address
         self.contexts = ExitStack()
 

@@ -68,6 +68,20 @@ class StepReport(Report):
         """Only the steps are watched."""
 
 
+class StopWithoutSaving(StopAndSave):
+    """Asks the ranks in each step, as in the real training; a signal ends it without a file."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        """End the program after a signal."""
+        self.ask_all_ranks()
+        if self.number:
+            self.stop(trainer)
+
+    def stop(self, trainer: L.Trainer) -> None:
+        """Without advice to resume what is only watched."""
+        sys.exit(128 + self.number)
+
+
 class Training:
     """A training to be watched, with the callbacks of lightning_train.py but for its checkpoints.
 
@@ -98,6 +112,8 @@ class Training:
         config, self.settings = parse_config(
             "", [*files, *overrides], model, data, LightningSettings
         )
+        if config.trainer.max_steps != -1:
+            raise UserError("--trainer.max_steps: an instrument has --steps")
         device = choose_device(config.trainer.accelerator)
         if options.precision == "16-mixed" and device.type == "cpu":
             # Lightning would take bfloat16.
@@ -109,7 +125,7 @@ class Training:
             Path(self.folder.name),
             [
                 StepReport(wandb="disabled"),
-                StopAndSave(),
+                StopWithoutSaving(),
                 LoaderReport(),
                 *(callbacks or []),
             ],

@@ -59,7 +59,8 @@ def main() -> None:
             print(f"{name}: {os.path.relpath(report)}")
             if report.suffix == ".txt" and name != "advanced":  # this one is long
                 show(report)
-    print("look at a trace (.json): https://ui.perfetto.dev, Open trace file")
+    if "pytorch" in options.profilers:
+        print("look at a trace (.json): https://ui.perfetto.dev, Open trace file")
 
 
 def profile(

@@ -1,7 +1,7 @@
 """Where does the time of a training step go: data, transfer, forward, backward, the rest?
 
 uv run python timing_benchmark.py                      this chapter's model and data
-uv run python timing_benchmark.py --epochs 1 --precision bf16-mixed --data.batch_size 64
+uv run python timing_benchmark.py --steps 200 --precision bf16-mixed --data.batch_size 64
 uv run python timing_benchmark.py -c mine.yaml --model-class mine.MyModule --data-class mine.MyData
 """
 
@@ -32,9 +32,9 @@ LARGE_DATA_SHARE = 0.3
 ADVICE = {
     "data": "back to chapter 3, and its ceiling.py",
     "transfer": "pin_memory, fewer and smaller tensors",
-    "forward": "Python loops (profiler.py --profilers advanced)? else torch.compile",
+    "forward": "look for Python loops (profiler.py --profilers advanced); torch.compile",
     "backward": "torch.compile, another architecture; profiler.py shows the operators",
-    "clipping": "few and large weights are faster",
+    "clipping": "fewer and larger weight tensors are faster",
     "optimizer": "--optimizer.fused true",
     "other": "less logging, fewer callbacks; profiler.py shows the functions",
 }
@@ -49,12 +49,16 @@ def main() -> None:
         "--epochs", type=int, default=2, help="passes over the training samples"
     )
     parser.add_argument(
+        "--steps", type=int, default=-1, help="end after so many; -1: whole epochs"
+    )
+    parser.add_argument(
         "--save-dir", help="new folder; by default results/benchmark/TIMESTAMP"
     )
     options, overrides = parser.parse_known_args()
     folder = new_folder(options.save_dir, "benchmark")
 
-    training = Training(options, [*overrides, f"--trainer.max_epochs={options.epochs}"])
+    words = [*overrides, f"--trainer.max_epochs={options.epochs}"]
+    training = Training(options, words, max_steps=options.steps)
     timer = StepTimer(training.device.type)
     training.fit(timer)
     steps = milliseconds(timer)
@@ -119,7 +123,7 @@ def advice(table: pd.DataFrame, device: str, precision: str) -> str:
     # A processor may only emulate bfloat16; then it makes a step slower.
     is_step = largest in ("forward", "backward")
     if is_step and device != "cpu" and precision == "32-true":
-        text = f"--precision bf16-mixed, {text}"
+        text += "; then --precision bf16-mixed"
     return f"{warning}begin with {largest}, {share[largest]:.0%} of the time: {text}"
 
 

@@ -96,14 +96,13 @@ class StepTimer(Profiler):
             # A step ends where the next one begins, or in front of the validation.
             is_last = number + 1 == len(self.steps)
             if not is_last and self.epochs[number + 1] == self.epochs[number]:
-                marks = [
-                    *marks[:-1],
-                    ("other", marks[-1][1]),
-                    self.steps[number + 1][0],
-                ]
+                _, batch_end = marks[-1]
+                next_step = self.steps[number + 1][0]
+                marks = [*marks[:-1], ("other", batch_end), next_step]
             for (part, start), (_, end) in pairwise(marks):
-                row[part] += self.elapsed(start, end)
-                row["total"] += self.elapsed(start, end)
+                seconds = self.elapsed(start, end)
+                row[part] += seconds
+                row["total"] += seconds
             rows.append(row)
         return rows
 

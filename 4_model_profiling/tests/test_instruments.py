@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import signal
 
 import count_step
 import pandas as pd
@@ -13,6 +14,7 @@ import yaml
 from src.config import CHAPTER
 from src.errors import UserError
 from src.step_timer import StepTimer
+from tests.own_training import OwnModule
 from tests.runs import call
 
 OWN = [
@@ -54,6 +56,21 @@ def test_the_benchmark_times_any_module(monkeypatch, tmp_path):
     assert pictures == {path.name for path in folder.glob("*.png")}
     with pytest.raises(UserError, match="is in use"):
         call(monkeypatch, *OWN, f"--save-dir={folder}", script=timing_benchmark)
+
+
+def test_ctrl_c_leaves_no_advice_to_resume(monkeypatch, tmp_path, capsys):
+    """Broken by: StopAndSave in Training: its folder is deleted."""
+    train = OwnModule.training_step
+
+    def interrupted(module, *batch):
+        if module.global_step == 3:
+            signal.raise_signal(signal.SIGINT)
+        return train(module, *batch)
+
+    monkeypatch.setattr(OwnModule, "training_step", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        call(monkeypatch, *OWN, f"--save-dir={tmp_path}", script=timing_benchmark)
+    assert "--resume" not in "".join(capsys.readouterr())
 
 
 def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
@@ -106,6 +123,8 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
         (["--data.num_samples=16"], "too few"),
         (["--data.workers=3"], "--data.workers"),
         (["--trainer.accelerator=tpu"], "trainer.accelerator"),
+        (["--trainer.max_steps=9"], "an instrument has --steps"),
+        (["--steps=4"], "4 batches are too few"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):

@@ -1,5 +1,6 @@
 """The step waits for nothing, nothing broken is saved, and no rung changes what is learned."""
 
+import copy
 import json
 import sys
 
@@ -11,7 +12,9 @@ from instruments import Training, make_parser
 
 from src.config import CHAPTER
 from src.errors import UserError
+from src.model.compiled import compile_forward
 from src.model.lightning_module import AutoencoderModule
+from src.model.pytorch_model import MaskedAutoencoder
 from tests.runs import TWO_RANKS, call, rows, saved, start, train
 from tests.waits import Waits
 
@@ -111,6 +114,19 @@ def test_two_compiled_ranks_give_the_curve_of_one(monkeypatch, tmp_path):
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
     torch.testing.assert_close(curve(tmp_path / "run_1"), one, rtol=1e-4, atol=0)
+
+
+def test_a_copy_of_a_compiled_model_has_its_own_weights(monkeypatch):
+    """As an average of the weights needs. Broken by: a closure in place of MethodType."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    model = MaskedAutoencoder((2, 4, 8, 8), patch_size=(2, 4, 4), embed_dim=16)
+    compile_forward(model)
+    average = copy.deepcopy(model)
+    torch.nn.init.zeros_(average.decoder.head.weight)
+    x, index = torch.randn(1, 2, 4, 8, 8), torch.tensor([0])
+    for epoch in (None, 0):
+        error = model(x, index, epoch).squared_error
+        assert average(x, index, epoch).squared_error != error
 
 
 @pytest.mark.slow

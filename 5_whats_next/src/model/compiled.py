@@ -1,5 +1,7 @@
 """torch.compile for the forward pass of the training."""
 
+from types import MethodType
+
 import torch
 from torch import Tensor, nn
 
@@ -8,11 +10,12 @@ from src.model.pytorch_model import Output
 
 def compile_forward(model: nn.Module) -> None:
     """Compile ``model(x, index, epoch, weights)`` in place; checkpoints stay what they are."""
-    plain = model.forward
+    plain = type(model).forward
     # fullgraph: an error instead of a graph in many pieces, which would gain little.
     graph = torch.compile(plain, fullgraph=True)
 
     def forward(
+        self: nn.Module,
         x: Tensor,
         index: Tensor,
         epoch: int | None = None,
@@ -20,9 +23,10 @@ def compile_forward(model: nn.Module) -> None:
     ) -> Output:
         # Validation has a smaller last batch: compiling again would take longer than it gains.
         if epoch is None:
-            return plain(x, index)
+            return plain(self, x, index)
         # A number would be a part of the graph, which is compiled again where it changes; a tensor
         # is an input. And torch.tensor(epoch) would copy it to a GPU, and wait.
-        return graph(x, index, torch.full((), epoch, device=x.device), weights)
+        return graph(self, x, index, torch.full((), epoch, device=x.device), weights)
 
-    model.forward = forward
+    # A method: a copy of the model, such as an average of its weights, has its own weights then.
+    model.forward = MethodType(forward, model)
