@@ -75,20 +75,7 @@ class FastDataset(CloudDataset):
         # Times, latitudes, longitudes; where variables differ, the largest.
         self.chunk = tuple(map(max, zip(*chunks, strict=True)))
         if packed:
-            store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
-            # Consolidated metadata are written last: without them, the copy is not finished.
-            copy = open_lazily(store, consolidated=True)
-            if copy.attrs.get("grid") != grid_of(self.lazy_fields):
-                text = "a copy of another grid; build_store.py pack makes a new one"
-                raise UserError(f"{store.url}: {text}")
-            if copy["fields"].dims != ("variable", *AXES):
-                text = "a copy with other axes; build_store.py pack makes a new one"
-                raise UserError(f"{store.url}: {text}")
-            names = copy.attrs["variables"]
-            self.variable_order = [names.index(name) for name in self.variables]
-            self.encodings = [copy["fields"].encoding | {"array": "packed/fields"}]
-            self.layers = {("packed/fields", 0): len(names)}
-            self.chunk = self.encodings[0]["chunks"][1:]
+            self.use_packed_copy()
         self.dtype = self.encodings[0]["dtype"]
         if any(encoding["dtype"] != self.dtype for encoding in self.encodings):
             raise UserError(
@@ -97,6 +84,21 @@ class FastDataset(CloudDataset):
         self.has_shards = any(encoding.get("shards") for encoding in self.encodings)
         if cache_mb and self.has_shards:
             raise UserError(f"{self.url} has shards: leave cache_mb at 0")
+
+    def use_packed_copy(self) -> None:
+        """Read the copy that build_store.py pack has made, and not the variables."""
+        store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
+        # Consolidated metadata are written last: without them, the copy is not finished.
+        copy = open_lazily(store, consolidated=True)
+        is_same_grid = copy.attrs.get("grid") == grid_of(self.lazy_fields)
+        if not is_same_grid or copy["fields"].dims != ("variable", *AXES):
+            text = "a copy of another grid; build_store.py pack makes a new one"
+            raise UserError(f"{store.url}: {text}")
+        names = copy.attrs["variables"]
+        self.variable_order = [names.index(name) for name in self.variables]
+        self.encodings = [copy["fields"].encoding | {"array": "packed/fields"}]
+        self.layers = {("packed/fields", 0): len(names)}
+        self.chunk = self.encodings[0]["chunks"][1:]
 
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker gets, which opens the store for itself."""
