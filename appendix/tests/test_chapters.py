@@ -73,6 +73,37 @@ def test_a_conflict_is_reported_and_left_in_the_file(two_chapters):
     assert "<<<<<<<" in new.read_text()
 
 
+def test_a_later_version_of_its_own_is_neither_overwritten_nor_removed(two_chapters):
+    """Broken by: carry() without ``theirs != before``. Copies that are the same do follow."""
+    name = Path(CHAPTERS[0], "b.py")
+    later = two_chapters / CHAPTERS[1] / "b.py"
+    (two_chapters / name).write_text("new = 1\n")
+    later.write_text("of_its_own = 1\n")
+    assert carry.carry(name) == [f"{CHAPTERS[1]}/b.py"]
+    assert later.read_text() == "of_its_own = 1\n"
+    later.unlink()
+    assert carry.carry(name) == []
+    assert later.read_text() == "new = 1\n"
+
+    name = Path(CHAPTERS[0], "a.py")
+    later = two_chapters / CHAPTERS[1] / "a.py"
+    same = later.read_text()
+    later.write_text("of_its_own = 1\n")
+    (two_chapters / name).unlink()
+    assert carry.carry(name) == [f"{CHAPTERS[1]}/a.py"]
+    assert later.exists()
+    later.write_text(same)
+    assert carry.carry(name) == []
+    assert not later.exists()
+
+
+@pytest.mark.parametrize("name", [f"{CHAPTERS[0]}/misspelt.py", "README.md"])
+def test_a_path_that_is_no_file_of_a_chapter_is_an_error(two_chapters, name):
+    """Broken by: a change that is carried nowhere, without a word."""
+    with pytest.raises(SystemExit, match=name):
+        carry.carry(Path(name))
+
+
 def test_what_costs_and_what_is_free(two_chapters):
     """Tokens of new lines cost; docstrings, comments and line breaks are free."""
     text = '"""Doc."""\n\n# no\nfirst = 1\nnew = [\n    4,\n]\n'
