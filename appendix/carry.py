@@ -3,8 +3,8 @@
   uv run python appendix/carry.py 0_setup/src/optim.py ...   before the change is committed
 
 The change is what differs from the last commit. Where a later chapter has a version of its own, git
-merges; a conflict is left in that file with the usual markers. Where the file is new or deleted here,
-a version of its own stays as it is, and is named.
+merges; a conflict is left in that file with the usual markers. A version of its own stays as it is,
+and is named, where the file is new or deleted here.
 """
 
 import subprocess

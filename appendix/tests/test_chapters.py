@@ -12,6 +12,7 @@ import carry
 import chapters
 import excerpts
 import measures
+import one_curve
 import pytest
 from chapters import CHAPTERS, ROOT
 from measures import code_lines, is_code, is_test
@@ -179,3 +180,11 @@ def test_what_an_excerpt_shows():
     assert excerpts.lines_between(code, "first", "last") == "first = 1\nlast = 2"
     hunk = excerpts.hunk_with(code, code.replace("last = 2", "last = 4"), "last")
     assert hunk == " first = 1\n-last = 2\n+last = 4\n more = 3"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_training_that_ends_before_its_kill_is_an_error(tmp_path, code):
+    """Broken by: a picture that claims a kill; ProcessLookupError in place of the fault."""
+    command = [sys.executable, "-c", f"raise SystemExit({code})"]
+    with pytest.raises(SystemExit, match=f"exit code {code}, before"):
+        one_curve.train_and_kill(command, tmp_path, tmp_path / "run", last_step=9)
