@@ -56,9 +56,8 @@ def train_and_kill(
         if training.poll() is None:
             os.killpg(training.pid, signal.SIGKILL)
     if training.returncode != -signal.SIGKILL:
-        sys.exit(
-            f"error: it ended with exit code {training.returncode}, before its kill"
-        )
+        code = training.returncode
+        sys.exit(f"error: the training ended with exit code {code}, before its kill")
     shutil.rmtree(folder)
 
 

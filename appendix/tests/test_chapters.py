@@ -14,6 +14,7 @@ import excerpts
 import measures
 import one_curve
 import pytest
+import record
 from chapters import CHAPTERS, ROOT
 from measures import code_lines, is_code, is_test
 
@@ -64,6 +65,16 @@ def test_a_difference_is_reported_and_carried(two_chapters):
     assert carry.carry(Path(CHAPTERS[0], "a.py")) == []
     assert chapters.differences(CHAPTERS[1]) == []
     assert new.read_text().startswith("first = 10\n")
+
+
+def test_a_plan_that_is_wrong_is_reported(two_chapters, monkeypatch):
+    """Broken by: differences() that believes the plan."""
+    plan = {"adds": ["a.py"], "leaves": ["b.py"], "changes": ["a.py"]}
+    monkeypatch.setattr(chapters, "PLAN", {CHAPTERS[1]: plan})
+    assert chapters.differences(CHAPTERS[1]) == [
+        f"{CHAPTERS[1]} adds a.py, which {CHAPTERS[0]} has",
+        f"{CHAPTERS[1]} leaves b.py, not in {CHAPTERS[0]}",
+    ]
 
 
 def test_a_conflict_is_reported_and_left_in_the_file(two_chapters):
@@ -188,3 +199,24 @@ def test_a_training_that_ends_before_its_kill_is_an_error(tmp_path, code):
     command = [sys.executable, "-c", f"raise SystemExit({code})"]
     with pytest.raises(SystemExit, match=f"exit code {code}, before"):
         one_curve.train_and_kill(command, tmp_path, tmp_path / "run", last_step=9)
+
+
+@pytest.mark.parametrize(
+    "marker", ["code a.py: gone", "code a.py: first ... gone", "diff a.py b.py: gone"]
+)
+def test_a_marker_whose_lines_are_gone_is_named(tmp_path, marker):
+    """Broken by: a bare StopIteration or IndexError."""
+    (tmp_path / "a.py").write_text("first = 1\n")
+    (tmp_path / "b.py").write_text("second = 2\n")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"<!-- {marker} -->\n<!-- end -->")
+    with pytest.raises(SystemExit, match=r"a\.py.*: no line with 'gone'"):
+        excerpts.current(readme)
+
+
+def test_a_record_that_is_not_there_is_named(tmp_path, monkeypatch):
+    """Broken by: a misspelt name that records nothing, with exit code 0."""
+    (tmp_path / "README.md").write_text("<!-- record default: true -->\n<!-- end -->")
+    monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path), "defualt"])
+    with pytest.raises(SystemExit, match="no record defualt; there are: default"):
+        record.main()
