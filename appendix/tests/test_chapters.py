@@ -217,6 +217,6 @@ def test_a_marker_whose_lines_are_gone_is_named(tmp_path, marker):
 def test_a_record_that_is_not_there_is_named(tmp_path, monkeypatch):
     """Broken by: a misspelt name that records nothing, with exit code 0."""
     (tmp_path / "README.md").write_text("<!-- record default: true -->\n<!-- end -->")
-    monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path), "defualt"])
-    with pytest.raises(SystemExit, match="no record defualt; there are: default"):
+    monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path), "nothing"])
+    with pytest.raises(SystemExit, match="no record nothing; there are: default"):
         record.main()
