@@ -25,25 +25,35 @@ def current(readme: Path) -> str:
 
     def replacement(marker: re.Match) -> str:
         kind, paths, places = marker.groups()
-        if kind == "code":
-            first, _, last = places.partition(" ... ")
-            excerpt = lines_between((readme.parent / paths).read_text(), first, last)
-            block = f"```python\n{excerpt}\n```"
-        else:
-            old, new = ((readme.parent / path).read_text() for path in paths.split())
-            block = f"```diff\n{hunk_with(old, new, places)}\n```"
+        codes = [(readme.parent / path).read_text() for path in paths.split()]
+        try:
+            if kind == "code":
+                first, _, last = places.partition(" ... ")
+                excerpt = lines_between(codes[0], first, last)
+                block = f"```python\n{excerpt}\n```"
+            else:
+                old, new = codes
+                block = f"```diff\n{hunk_with(old, new, places)}\n```"
+        except LookupError as error:
+            sys.exit(f"error: {readme}: {paths}: {error}")
         return f"<!-- {kind} {paths}: {places} -->\n{block}\n<!-- end -->"
 
     return MARKER.sub(replacement, readme.read_text())
 
 
+def first_with(text: str, parts: list[str], start: int = 0) -> int:
+    """The number of the first part, from ``start`` on, that contains the text."""
+    for number in range(start, len(parts)):
+        if text in parts[number]:
+            return number
+    raise LookupError(f"no line with {text!r}")
+
+
 def lines_between(code: str, first: str, last: str) -> str:
     """From the line with ``first`` to the next one with ``last``, or the first one alone."""
     lines = code.splitlines()
-    start = next(number for number, line in enumerate(lines) if first in line)
-    end = start
-    while last and last not in lines[end]:
-        end += 1
+    start = first_with(first, lines)
+    end = first_with(last, lines, start)
     return textwrap.dedent("\n".join(lines[start : end + 1]))
 
 
@@ -53,7 +63,7 @@ def hunk_with(old: str, new: str, text: str) -> str:
         old.splitlines(), new.splitlines(), n=1, lineterm=""
     )
     hunks = re.split(r"^@@.*\n", "\n".join(difference), flags=re.MULTILINE)
-    hunk = next(hunk for hunk in hunks[1:] if text in hunk).strip("\n")
+    hunk = hunks[first_with(text, hunks, 1)].strip("\n")
     signs = [line[:1] for line in hunk.splitlines()]
     dedented = textwrap.dedent("\n".join(line[1:] for line in hunk.splitlines()))
     lines = zip(signs, dedented.split("\n"), strict=True)

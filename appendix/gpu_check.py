@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,16 @@ READS = ("Memcpy DtoH", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 
 
 # A command runs in a copy of a process that has imported the libraries, which takes up to 20 s.
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-    "1"  # a process that has used CUDA cannot be copied
-)
 COPIES = multiprocessing.get_context("forkserver")
-COPIES.set_forkserver_preload(
-    ["lightning.pytorch", "wandb", "s3fs", "xarray", "distributed", "matplotlib.pyplot"]
-)
+LIBRARIES = ["lightning.pytorch", "wandb", "s3fs", "xarray", "distributed"]
+LIBRARIES += ["matplotlib.pyplot"]
+
+
+def prepare_copies() -> None:
+    """Say what the process imports that is copied; before the first copy."""
+    # A process that has used CUDA cannot be copied: this looks for a GPU without it.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    COPIES.set_forkserver_preload(LIBRARIES)
 
 
 def as_the_only_rank() -> None:
@@ -60,7 +63,7 @@ def as_the_only_rank() -> None:
 
 
 def run_command(
-    folder: Path, words: list[str], before: Callable[[], Any] | None, log: Path
+    folder: Path, words: Sequence[str], before: Callable[[], Any] | None, log: Path
 ) -> None:
     """In a process of its own: what ``python WORDS`` would do in this folder."""
     os.setsid()  # so that all its processes can be ended together
@@ -319,6 +322,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small, on a processor")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     options = parser.parse_args()
+    prepare_copies()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
     check: Any = GpuCheck(options.quick)

@@ -34,25 +34,28 @@ def portable(lock: str) -> str:
 
 def problems(lock: str, requirements: str, exported: str) -> list[str]:
     """What keeps the two files from being portable, or in step; nothing if they are."""
-    problems = []
+    found = []
     if lock != portable(lock):
-        problems.append("uv.lock is as uv wrote it: run appendix/portable_lock.py")
+        found.append("uv.lock is as uv wrote it: run appendix/portable_lock.py")
     if "://" in lock + requirements:
-        problems.append("uv.lock or requirements.txt has an address")
+        found.append("uv.lock or requirements.txt has an address")
     pinned = re.compile(r"^[^\s#]+==[^\s;]*", re.MULTILINE)
     if different := set(pinned.findall(requirements)) ^ set(pinned.findall(exported)):
-        problems.append(
+        found.append(
             f"requirements.txt is not uv.lock's: {', '.join(sorted(different))}"
         )
     # After `uv sync`: a file of another content under a known name and version.
     hashes = re.compile(r"--hash=\S+")
     if unknown := set(hashes.findall(exported)) - set(hashes.findall(requirements)):
-        problems.append(f"the index has files that nobody locked: {sorted(unknown)[0]}")
-    return problems
+        found.append(f"the index has files that nobody locked: {sorted(unknown)[0]}")
+    return found
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    """What a command prints; its errors are shown as they are."""
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
     return done.stdout
 
 

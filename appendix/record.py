@@ -67,15 +67,19 @@ def record(folder: Path, name: str, command: str) -> str:
 
 def main() -> None:
     """Replace the chosen blocks."""
-    folder, names = ROOT / sys.argv[1], sys.argv[2:]
+    folder = ROOT / sys.argv[1]
+    names = sys.argv[2:]
     readme = folder / "README.md"
+    commands = dict(BLOCK.findall(readme.read_text()))
+    for name in names:
+        if name not in commands:
+            sys.exit(f"error: no record {name}; there are: {', '.join(commands)}")
     (folder / "results").mkdir(exist_ok=True)
-    for name, command in BLOCK.findall(readme.read_text()):
-        if name in names or not names:
-            block = record(folder, name, command)
-            pattern = rf"<!-- record {name}: .*?<!-- end -->"
-            text = re.sub(pattern, lambda _: block, readme.read_text(), flags=re.DOTALL)  # noqa: B023
-            readme.write_text(text)
+    for name in names or commands:
+        block = record(folder, name, commands[name])
+        pattern = rf"<!-- record {name}: .*?<!-- end -->"
+        text = re.sub(pattern, lambda _: block, readme.read_text(), flags=re.DOTALL)  # noqa: B023
+        readme.write_text(text)
 
 
 if __name__ == "__main__":

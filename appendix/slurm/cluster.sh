@@ -47,19 +47,19 @@ CONF
   # Lightning's ranks meet at the name of the first node.
   getent hosts node1 >/dev/null || echo "export MASTER_ADDR=127.0.0.1" >>environment
 
-  { # their own output, and not this script's, which they would keep open
+  if { # their own output, and not this script's, which they would keep open
     munged --force --key-file=munge.key --socket=munge.socket --pid-file=munge.pid \
-      --log-file=munge.log --seed-file=munge.seed
-    slurmctld
-    slurmd -N node1 && slurmd -N node2
-  } &>start.log
-  for _ in {1..100}; do
-    [[ $(sinfo --noheader --states=idle --format=%D 2>/dev/null) == 2 ]] && return
-    sleep 0.2
-  done
+      --log-file=munge.log --seed-file=munge.seed &&
+      slurmctld && slurmd -N node1 && slurmd -N node2
+  } &>start.log; then
+    for _ in {1..100}; do
+      [[ $(sinfo --noheader --states=idle --format=%D 2>/dev/null) == 2 ]] && return
+      sleep 0.2
+    done
+  fi
   cat start.log >&2
   stop
-  echo "the nodes do not answer: see the logs in $folder" >&2
+  echo "the cluster does not start: see the logs in $folder" >&2
   exit 1
 }
 stop() {

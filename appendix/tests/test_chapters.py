@@ -12,7 +12,9 @@ import carry
 import chapters
 import excerpts
 import measures
+import one_curve
 import pytest
+import record
 from chapters import CHAPTERS, ROOT
 from measures import code_lines, is_code, is_test
 
@@ -65,12 +67,53 @@ def test_a_difference_is_reported_and_carried(two_chapters):
     assert new.read_text().startswith("first = 10\n")
 
 
+def test_a_plan_that_is_wrong_is_reported(two_chapters, monkeypatch):
+    """Broken by: differences() that believes the plan."""
+    plan = {"adds": ["a.py"], "leaves": ["b.py"], "changes": ["a.py"]}
+    monkeypatch.setattr(chapters, "PLAN", {CHAPTERS[1]: plan})
+    assert chapters.differences(CHAPTERS[1]) == [
+        f"{CHAPTERS[1]} adds a.py, which {CHAPTERS[0]} has",
+        f"{CHAPTERS[1]} leaves b.py, not in {CHAPTERS[0]}",
+    ]
+
+
 def test_a_conflict_is_reported_and_left_in_the_file(two_chapters):
     old, new = (two_chapters / chapter / "a.py" for chapter in CHAPTERS[:2])
     old.write_text("first = 10\nsecond = 2\nthird = 3\n")
     new.write_text("first = 11\nsecond = 2\nthird = 3\n")
     assert carry.carry(Path(CHAPTERS[0], "a.py")) == [f"{CHAPTERS[1]}/a.py"]
     assert "<<<<<<<" in new.read_text()
+
+
+def test_a_later_version_of_its_own_is_neither_overwritten_nor_removed(two_chapters):
+    """Broken by: carry() without ``theirs != before``. Copies that are the same do follow."""
+    name = Path(CHAPTERS[0], "b.py")
+    later = two_chapters / CHAPTERS[1] / "b.py"
+    (two_chapters / name).write_text("new = 1\n")
+    later.write_text("of_its_own = 1\n")
+    assert carry.carry(name) == [f"{CHAPTERS[1]}/b.py"]
+    assert later.read_text() == "of_its_own = 1\n"
+    later.unlink()
+    assert carry.carry(name) == []
+    assert later.read_text() == "new = 1\n"
+
+    name = Path(CHAPTERS[0], "a.py")
+    later = two_chapters / CHAPTERS[1] / "a.py"
+    same = later.read_text()
+    later.write_text("of_its_own = 1\n")
+    (two_chapters / name).unlink()
+    assert carry.carry(name) == [f"{CHAPTERS[1]}/a.py"]
+    assert later.exists()
+    later.write_text(same)
+    assert carry.carry(name) == []
+    assert not later.exists()
+
+
+@pytest.mark.parametrize("name", [f"{CHAPTERS[0]}/misspelt.py", "README.md"])
+def test_a_path_that_is_no_file_of_a_chapter_is_an_error(two_chapters, name):
+    """Broken by: a change that is carried nowhere, without a word."""
+    with pytest.raises(SystemExit, match=name):
+        carry.carry(Path(name))
 
 
 def test_what_costs_and_what_is_free(two_chapters):
@@ -148,3 +191,32 @@ def test_what_an_excerpt_shows():
     assert excerpts.lines_between(code, "first", "last") == "first = 1\nlast = 2"
     hunk = excerpts.hunk_with(code, code.replace("last = 2", "last = 4"), "last")
     assert hunk == " first = 1\n-last = 2\n+last = 4\n more = 3"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_training_that_ends_before_its_kill_is_an_error(tmp_path, code):
+    """Broken by: a picture that claims a kill; ProcessLookupError in place of the fault."""
+    command = [sys.executable, "-c", f"raise SystemExit({code})"]
+    with pytest.raises(SystemExit, match=f"exit code {code}, before"):
+        one_curve.train_and_kill(command, tmp_path, tmp_path / "run", last_step=9)
+
+
+@pytest.mark.parametrize(
+    "marker", ["code a.py: gone", "code a.py: first ... gone", "diff a.py b.py: gone"]
+)
+def test_a_marker_whose_lines_are_gone_is_named(tmp_path, marker):
+    """Broken by: a bare StopIteration or IndexError."""
+    (tmp_path / "a.py").write_text("first = 1\n")
+    (tmp_path / "b.py").write_text("second = 2\n")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"<!-- {marker} -->\n<!-- end -->")
+    with pytest.raises(SystemExit, match=r"a\.py.*: no line with 'gone'"):
+        excerpts.current(readme)
+
+
+def test_a_record_that_is_not_there_is_named(tmp_path, monkeypatch):
+    """Broken by: a misspelt name that records nothing, with exit code 0."""
+    (tmp_path / "README.md").write_text("<!-- record default: true -->\n<!-- end -->")
+    monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path), "nothing"])
+    with pytest.raises(SystemExit, match="no record nothing; there are: default"):
+        record.main()

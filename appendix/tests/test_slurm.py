@@ -12,7 +12,7 @@ import pytest
 
 from tests.machines import NEEDS_ROOT, NEEDS_SLURM, ROOT, Machine, copy_of, losses
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), NEEDS_ROOT, NEEDS_SLURM]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # There is no network for `uv sync`, and nothing to install. nproc: what SLURM binds a rank to.
 UV = """#!/bin/bash
 [[ $1 == run ]] || exit 0
@@ -87,8 +87,10 @@ def wait_until(condition: Callable[[], bool], log: Path) -> None:
         time.sleep(0.1)
 
 
+@NEEDS_ROOT
+@NEEDS_SLURM
 def test_two_nodes_give_the_curve_of_one_process(cluster, tmp_path):
-    """Broken by: no --cpus-per-task for srun; no set_epoch; num_nodes 1."""
+    """Broken by: no --cpus-per-task for srun; num_nodes 1."""
     chapter = copy_of("1_multi_gpu", tmp_path)
     log = tmp_path / "log"
     settings = ["-c", "tests/tiny.yaml", "--trainer.output_dir"]
@@ -116,6 +118,8 @@ SETTINGS = [
 ]
 
 
+@NEEDS_ROOT
+@NEEDS_SLURM
 def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
     """At its time limit, by hand, and not after scancel. Broken by: no scontrol requeue."""
     chapter = copy_of("5_whats_next", tmp_path)
@@ -159,6 +163,8 @@ def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
     assert losses(run) == pytest.approx(losses(chapter / "output/reference"), rel=1e-4)
 
 
+@NEEDS_ROOT
+@NEEDS_SLURM
 def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_path):
     """The first one requeues, the second does not. Broken by: exit code 0 of an early signal."""
     chapter = copy_of("5_whats_next", tmp_path)
@@ -189,3 +195,16 @@ def environment_of(cluster: Cluster, pid: str) -> list[str]:
     text = cluster.run("cat", f"/proc/{pid}/environ")
     name = cluster.run("cat", f"/proc/{pid}/comm")
     return text.split("\0") if name.startswith("python") else []
+
+
+def test_a_server_that_does_not_start_is_named(tmp_path):
+    """Broken by: ``set -e``, which ends the script there without a word."""
+    munged = tmp_path / "munged"
+    munged.write_text("#!/bin/bash\necho no entropy >&2\nexit 1\n")
+    munged.chmod(0o755)
+    script = f"{ROOT}/appendix/slurm/cluster.sh"
+    command = ["bash", script, "start", f"{tmp_path}/cluster"]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no entropy" in done.stderr
