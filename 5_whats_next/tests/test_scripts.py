@@ -5,16 +5,20 @@ import random
 from unittest import mock
 
 import lightning_train
+import pandas as pd
 import preflight
 import pytest
 import short_run
 import torch
+import xarray as xr
+import yaml
 from jsonargparse import Namespace
 
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
 from src.data.pytorch_dataset import OceanDataset
 from src.data.s3_server import FOLDER, connect
+from src.data.windows import WindowGrid, find_period
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
 from tests.fault_proxy import Fault, FaultyProxy
@@ -102,6 +106,19 @@ def test_preflight(monkeypatch, capsys):
     assert failed == {
         *("precision", "batch", "sample", "memory", "step"),
         *("checkpoint", "disk", "cloud", "wandb"),
+    }
+
+
+def test_the_real_training_validates_every_calendar_month():
+    """best.ckpt would be that of one season. Broken by: a val_stride of 12 months."""
+    text = (CHAPTER / "config" / "real.yaml").read_text()
+    data = yaml.safe_load(text)["data"]["dataset"]["init_args"]
+    time = pd.date_range("1980-01", "2019-12", freq="MS")
+    fields = xr.Dataset(coords={"time": time, "lat": range(64), "lon": range(64)})
+    period = find_period(time, data["val_period"])
+    grid = WindowGrid(fields, data["window"], data["val_stride"], period)
+    assert {time[grid.slices(n)[0]][0].month for n in range(len(grid))} == {
+        *range(1, 13)
     }
 
 
