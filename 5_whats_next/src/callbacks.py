@@ -132,7 +132,7 @@ class CloudUploadCallback(Callback):
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
-            self.leave_to_the_other(self.uploader)
+            sys.exit(TAKEN_OVER)  # finish says why
         if trainer.global_step % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
             uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
@@ -146,11 +146,6 @@ class CloudUploadCallback(Callback):
             self.enqueue_new()
             self.epoch = trainer.current_epoch
             self.step = self.last_multiple(trainer.global_step)
-
-    def leave_to_the_other(self, uploader: Uploader) -> None:
-        """End the program: another process goes on with the run."""
-        print(f"cloud     {uploader.error}", flush=True)
-        sys.exit(TAKEN_OVER)
 
     def last_multiple(self, step: int) -> int:
         """The last step at which StopAndSave saves: its next save is uploaded at once."""
@@ -173,10 +168,7 @@ class CloudUploadCallback(Callback):
 
     def on_fit_end(self, *_: object) -> None:
         """Wait for the last uploads. Raises UserError if something is not in the cloud."""
-        uploader = self.uploader
         missing = self.finish(PATIENCE)
-        if missing and uploader.is_taken_over():
-            self.leave_to_the_other(uploader)
         if missing:
             raise UserError(f"not in the cloud: {', '.join(missing)}")
 
@@ -193,7 +185,10 @@ class CloudUploadCallback(Callback):
             self.finish(PATIENCE_ON_ERROR)
 
     def finish(self, seconds: float) -> list[str]:
-        """Upload what is new, wait for it, print what has arrived; returns what has not."""
+        """Upload what is new, wait for it, print what has arrived; returns what has not.
+
+        Ends the program with TAKEN_OVER if another process goes on with the run.
+        """
         uploader = self.uploader
         if uploader is None:
             return []
@@ -218,4 +213,8 @@ class CloudUploadCallback(Callback):
             print(
                 f"cloud     {name} of step {step}: NOT UPLOADED ({reason})", flush=True
             )
+        if uploader.is_taken_over():
+            # Also after a signal: with 143 a job would be queued again, and take the run back.
+            print(f"cloud     {uploader.error}", flush=True)
+            sys.exit(TAKEN_OVER)
         return missing
