@@ -104,6 +104,7 @@ class CloudRun:
         sha256 = digest(path)
         key = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
         self.folder.upload(path, key, sha256)
+        self.check_owner()  # again: this may have taken minutes
         # metrics.csv may have rows after the checkpoint: a resume drops them.
         for filename in ("config.yaml", "metrics.csv"):
             if (self.run / filename).is_file():

@@ -75,6 +75,24 @@ def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
     assert cloud.read_list() == (cloud.owner, [])
 
 
+def test_a_takeover_during_an_upload_keeps_its_settings(monkeypatch, tmp_path):
+    """Broken by: no check_owner after folder.upload."""
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    save_durably({"global_step": 1}, path)
+    (tmp_path / "config.yaml").write_text("earlier")
+    first, second = (CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path) for _ in range(2))
+    first.claim()
+
+    def take_over(*_):
+        second.claim()
+        second.folder.write("config.yaml", "later")
+
+    monkeypatch.setattr(first.folder, "upload", take_over)
+    with pytest.raises(UserError, match="another process has taken over"):
+        first.upload(path, "last.ckpt", 1)
+    assert second.folder.read("config.yaml") == "later"
+
+
 @pytest.mark.parametrize("number", [0, signal.SIGTERM])
 def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path, number):
     """Noticed in the last uploads, also those of a signal. Broken by: no exit in finish."""
