@@ -196,7 +196,7 @@ def check_disk(plan: Plan) -> str:
 
 
 def check_cloud(plan: Plan) -> str:
-    """Checkpoints can be written, read and deleted; without the right to list, a line says so."""
+    """Checkpoints can be written, read and deleted; if they cannot be listed, the line says so."""
     path = storage_path(plan.config.trainer.cloud_storage_path)
     if not path:
         return "no upload"

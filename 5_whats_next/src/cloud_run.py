@@ -76,7 +76,7 @@ class CloudRun:
                 if self.folder.version("latest.json") == version:
                     raise
         if previous_owner:
-            # The right to list is not needed for anything else.
+            # Only this lists objects: where that is not allowed, killed uploads stay.
             with suppress(UserError):
                 self.delete_unlisted()
 

@@ -144,6 +144,21 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 1
 
 
+def test_a_bucket_without_the_right_to_list(folder, monkeypatch):
+    """AWS answers 403 for what is not there. Broken by: no read behind the deletion in probe."""
+    cat = folder.fs._cat_file
+
+    async def forbidden(*arguments, **settings):
+        try:
+            return await cat(*arguments, **settings)
+        except FileNotFoundError as error:
+            raise PermissionError("Forbidden") from error
+
+    monkeypatch.setattr(folder.fs, "_cat_file", forbidden)
+    with pytest.raises(UserError, match="the right to list"):
+        folder.probe()
+
+
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
     every = [
         "checkpoint_every_n_steps=1",
