@@ -13,7 +13,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.checkpoint_files import read_step
+from src.checkpoint_files import recorded_step
 from src.cloud_run import CloudRun
 from src.data.s3_server import BUCKET
 from src.errors import UserError
@@ -203,8 +203,9 @@ class CloudUploadCallback(Callback):
         if self.on_end and not names:
             missing.append(f"any checkpoint of {self.checkpoints}")
         for name in names:
-            step = read_step(self.checkpoints / name)
-            if uploader.uploaded.get(name) == step:
+            # After a signal there is no time to read gigabytes.
+            step = recorded_step(self.checkpoints / name)
+            if step is not None and uploader.uploaded.get(name) == step:
                 print(f"cloud     {name} of step {step}: uploaded", flush=True)
                 continue
             if self.on_end:

@@ -420,6 +420,18 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     assert callback.finish(1) == ["last.ckpt"]
 
 
+def test_the_last_lines_are_true_and_read_no_weights(monkeypatch, tmp_path):
+    """Broken by: read_step in finish; a damaged file, of step None, that counts as uploaded."""
+    monkeypatch.setattr("src.checkpoint_files.is_intact", pytest.fail)
+    save_durably({"global_step": 3}, tmp_path / "best.ckpt")
+    (tmp_path / "last.ckpt").write_bytes(b"")
+    callback = CloudUploadCallback("none")
+    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3})
+    callback.uploader.is_taken_over.return_value = False
+    callback.checkpoints = tmp_path
+    assert callback.finish(1) == ["last.ckpt"]
+
+
 class TrickleHandler(Handler):
     """Never silent, and never done."""
 
