@@ -133,6 +133,13 @@ def test_devices_share_an_epoch(monkeypatch):
     assert config.data.batch_size == 64
 
 
+def test_seconds_are_those_of_any_device(monkeypatch):
+    """Broken by: torch.cuda in wait_for_device."""
+    monkeypatch.setattr(torch, "accelerator", mock.Mock())
+    short_run.wait_for_device()
+    torch.accelerator.synchronize.assert_called_once()
+
+
 def test_a_corner_of_land_is_no_fault():
     """Broken by: a look at sample 0 alone, or at the same place in eight months."""
 
