@@ -74,6 +74,24 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     assert len(list(folder.glob("*.png"))) == 2
 
 
+def test_a_study_of_which_no_trial_is_complete(monkeypatch, tmp_path, study):
+    """Killed, and then failed. Broken by: `if not study.trials` in main; no states in report."""
+    monkeypatch.setattr("short_run.CHAPTER", tmp_path)
+    ends = [SystemExit(143), UserError("diverged")]
+    rates = []
+
+    def objective(trial, _):
+        rates.append(study.suggest(trial)["optimizer.lr"])
+        raise ends[len(rates) - 1]
+
+    monkeypatch.setattr(study, "objective", objective)
+    with pytest.raises(SystemExit):
+        call(monkeypatch, OCEAN, "--trials=1", script=study)
+    with pytest.raises(UserError, match="small: no trial is complete"):
+        call(monkeypatch, OCEAN, "--trials=1", script=study)
+    assert rates == [study.FIRST["lr"]] * 2
+
+
 # Broken by: no limit in attempt (the stall); `and` for `or` in sample.
 def test_preflight(monkeypatch, capsys):
     monkeypatch.setattr(preflight, "TIMEOUT", 30)
