@@ -178,7 +178,7 @@ def whole(monkeypatch, tmp_path):
 
 
 def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, capsys):
-    """By name, by address. Broken by: no metrics.csv in download_newest; no path in state_dict."""
+    """By name, by address. Broken by: no metrics.csv in upload; no path in state_dict."""
     monkeypatch.setenv("CLOUD_STORAGE_PATH", RUNS)
     for step in (5, 8):  # inside an epoch, and at its end
         with pytest.raises(SystemExit, match="0"):
@@ -242,7 +242,7 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
 
 
 def test_the_newest_checkpoint_wins(tmp_path):
-    """While one is on its way, two more are written. Broken by: no unlink of the older in offer."""
+    """While one is on its way, two more are written. Broken by: no unlink in enqueue."""
     path = tmp_path / "last.ckpt"
     uploaded = []
     began, may_end = threading.Event(), threading.Event()
