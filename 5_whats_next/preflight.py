@@ -19,6 +19,7 @@ import torch
 import wandb
 from jsonargparse import Namespace
 from short_run import Recorder, read_options, short_training
+from torch.utils.data import DataLoader
 
 from src.callbacks import storage_path
 from src.cloud_folder import CloudFolder
@@ -123,14 +124,10 @@ def check_sample(plan: Plan) -> str:
     if plan.loaders is None:
         return OWN_DATA
     train_set = plan.loaders.train_set
-    # Eight anywhere, because one may be all land. All at once, where the dataset can.
+    # Eight anywhere, because one may be all land.
     seeded = torch.Generator().manual_seed(0)
     numbers = torch.randperm(len(train_set), generator=seeded)[:8].tolist()
-    if hasattr(train_set, "__getitems__"):
-        samples = train_set.__getitems__(numbers)
-    else:
-        samples = [train_set[number] for number in numbers]
-    x = torch.stack([x for x, _ in samples])
+    x, _ = next(iter(DataLoader(train_set, batch_sampler=[numbers])))
     values = x[~x.isnan()]
     mean = float(values.mean())
     std = float(values.std())
@@ -196,7 +193,7 @@ def check_disk(plan: Plan) -> str:
 
 
 def check_cloud(plan: Plan) -> str:
-    """Checkpoints can be written, read and deleted; without the right to list, a line says so."""
+    """Checkpoints can be written, read and deleted; if they cannot be listed, the line says so."""
     path = storage_path(plan.config.trainer.cloud_storage_path)
     if not path:
         return "no upload"

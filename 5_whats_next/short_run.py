@@ -107,9 +107,9 @@ class Recorder(Callback):
 
 
 def wait_for_device() -> None:
-    """Return when the GPU has done what was asked for."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Return when the GPU has done what was asked for, also one that is not NVIDIA's."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def short_training(config: Namespace, recorder: Any) -> Any:

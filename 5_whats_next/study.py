@@ -18,6 +18,7 @@ import optuna  # uv sync --group study
 import torch
 import yaml
 from lightning_train import CLASSES
+from optuna.trial import TrialState
 from short_run import Recorder, read_options, results_folder, short_training
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -107,7 +108,12 @@ def objective(trial: Any, overrides: list[str]) -> float:
 
 
 def report(study: Any, folder: Path, overrides: list[str]) -> None:
-    """Table, pictures, and the best settings as a configuration."""
+    """Table, pictures, and the best settings as a configuration.
+
+    Raises UserError if no trial is complete.
+    """
+    if not study.get_trials(states=[TrialState.COMPLETE]):
+        raise UserError(f"{os.path.relpath(folder)}: no trial is complete")
     table = study.trials_dataframe(
         attrs=("number", "value", "params", "user_attrs", "state")
     )
@@ -145,9 +151,12 @@ def main() -> None:
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )
-    # By the number of trials: with one seed, a search that goes on would draw the same ones again.
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
-    if not study.trials:
+    # Five are drawn at random (its default is ten); then those so far decide. Seeded by the number
+    # of trials: with one seed, a search that goes on would draw the same ones again.
+    seed = len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(n_startup_trials=5, seed=seed)
+    # Also if the first one was killed, which stays RUNNING.
+    if {trial.state for trial in study.trials} <= {TrialState.RUNNING}:
         study.enqueue_trial(FIRST)
     # One at a time, for the progress bar.
     for _ in tqdm(range(options.trials), "trials", disable=None):

@@ -13,7 +13,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.checkpoint_files import read_step
+from src.checkpoint_files import recorded_step
 from src.cloud_run import CloudRun
 from src.data.s3_server import BUCKET
 from src.errors import UserError
@@ -132,7 +132,7 @@ class CloudUploadCallback(Callback):
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
-            self.leave_to_the_other(self.uploader)
+            sys.exit(TAKEN_OVER)  # finish says why
         if trainer.global_step % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
             uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
@@ -146,11 +146,6 @@ class CloudUploadCallback(Callback):
             self.enqueue_new()
             self.epoch = trainer.current_epoch
             self.step = self.last_multiple(trainer.global_step)
-
-    def leave_to_the_other(self, uploader: Uploader) -> None:
-        """End the program: another process goes on with the run."""
-        print(f"cloud     {uploader.error}", flush=True)
-        sys.exit(TAKEN_OVER)
 
     def last_multiple(self, step: int) -> int:
         """The last step at which StopAndSave saves: its next save is uploaded at once."""
@@ -173,10 +168,7 @@ class CloudUploadCallback(Callback):
 
     def on_fit_end(self, *_: object) -> None:
         """Wait for the last uploads. Raises UserError if something is not in the cloud."""
-        uploader = self.uploader
         missing = self.finish(PATIENCE)
-        if missing and uploader.is_taken_over():
-            self.leave_to_the_other(uploader)
         if missing:
             raise UserError(f"not in the cloud: {', '.join(missing)}")
 
@@ -193,7 +185,10 @@ class CloudUploadCallback(Callback):
             self.finish(PATIENCE_ON_ERROR)
 
     def finish(self, seconds: float) -> list[str]:
-        """Upload what is new, wait for it, print what has arrived; returns what has not."""
+        """Upload what is new, wait for it, print what has arrived; returns what has not.
+
+        Ends the program with TAKEN_OVER if another process goes on with the run.
+        """
         uploader = self.uploader
         if uploader is None:
             return []
@@ -208,8 +203,9 @@ class CloudUploadCallback(Callback):
         if self.on_end and not names:
             missing.append(f"any checkpoint of {self.checkpoints}")
         for name in names:
-            step = read_step(self.checkpoints / name)
-            if uploader.uploaded.get(name) == step:
+            # After a signal there is no time to read gigabytes.
+            step = recorded_step(self.checkpoints / name)
+            if step is not None and uploader.uploaded.get(name) == step:
                 print(f"cloud     {name} of step {step}: uploaded", flush=True)
                 continue
             if self.on_end:
@@ -218,4 +214,8 @@ class CloudUploadCallback(Callback):
             print(
                 f"cloud     {name} of step {step}: NOT UPLOADED ({reason})", flush=True
             )
+        if uploader.is_taken_over():
+            # Also after a signal: with 143 a job would be queued again, and take the run back.
+            print(f"cloud     {uploader.error}", flush=True)
+            sys.exit(TAKEN_OVER)
         return missing

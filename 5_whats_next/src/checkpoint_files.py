@@ -61,21 +61,39 @@ def read_step(path: Path) -> int | None:
         return None
 
 
+def recorded_step(path: Path) -> int | None:
+    """The step that a checkpoint names, without a look at its weights; None if it names none."""
+    try:
+        return saved_step(path)
+    except Exception:  # a damaged file can fail anywhere
+        return None
+
+
 def newest_intact(folder: Path) -> tuple[Path | None, int]:
     """The checkpoint with the most steps among those that are whole, and its step."""
-    newest, newest_step = None, 0
-    # Sorted, so that of two files with the same step last.ckpt is taken, and not best.ckpt.
-    for path in sorted(
-        folder.glob("*.ckpt"), key=lambda path: ("last" in path.name, path.name)
-    ):
-        step = read_step(path)
+    candidates = []
+    for path in folder.glob("*.ckpt"):
+        step = recorded_step(path)
         if step is None:
-            print(f"resume    {path.name} is damaged, and is set aside", flush=True)
-            with suppress(FileNotFoundError):  # another rank was faster
-                path.replace(path.with_name(f"{path.name}.damaged"))
-        elif step >= newest_step:
-            newest, newest_step = path, step
-    return newest, newest_step
+            step = read_step(path)  # an error if it cannot be read, or must not be
+        if step is None:
+            set_aside(path)
+        else:
+            # Of two files with the same step last.ckpt is taken, and not best.ckpt.
+            candidates.append((step, "last" in path.name, path))
+    # With gigabytes in each file a start would take minutes if all of them were read.
+    for step, _, path in sorted(candidates, reverse=True):
+        if is_intact(path):
+            return path, step
+        set_aside(path)
+    return None, 0
+
+
+def set_aside(path: Path) -> None:
+    """Give a damaged checkpoint a name under which nobody looks for one."""
+    print(f"resume    {path.name} is damaged, and is set aside", flush=True)
+    with suppress(FileNotFoundError):  # another rank was faster
+        path.replace(path.with_name(f"{path.name}.damaged"))
 
 
 def save_durably(state: dict[str, Any], path: Path) -> None:

@@ -121,7 +121,10 @@ class CloudFolder:
         self.request("_rm_file", f"{self.path}/{name}")
 
     def probe(self) -> None:
-        """Write, read and delete an object. Raises UserError if one of these is not allowed."""
+        """Write, read and delete an object. Raises UserError if one of these is not allowed.
+
+        Also if an object that is not there cannot be told from one that may not be read.
+        """
         name = f"probe-{secrets.token_hex(8)}"
         self.write(name, name)
         if self.read(name) != name:
@@ -133,6 +136,12 @@ class CloudFolder:
                 self.write(name, name, only_over=self.version(name))
                 self.has_conditions = not self.is_written(name, only_over='"0"')
         self.delete(name)
+        try:
+            self.read(name)
+        except UserError as error:
+            # AWS answers 403 in place of 404: a new run could not see that there is no latest.json.
+            advice = "is the right to list (s3:ListBucket) missing?"
+            raise UserError(f"{error}; {advice}") from error
 
     def is_written(self, name: str, only_over: str) -> bool:
         """Whether the store takes an object although its version is another one."""

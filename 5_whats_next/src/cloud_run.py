@@ -76,7 +76,7 @@ class CloudRun:
                 if self.folder.version("latest.json") == version:
                     raise
         if previous_owner:
-            # The right to list is not needed for anything else.
+            # Only this lists objects: where that is not allowed, killed uploads stay.
             with suppress(UserError):
                 self.delete_unlisted()
 
@@ -104,6 +104,7 @@ class CloudRun:
         sha256 = digest(path)
         key = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
         self.folder.upload(path, key, sha256)
+        self.check_owner()  # again: this may have taken minutes
         # metrics.csv may have rows after the checkpoint: a resume drops them.
         for filename in ("config.yaml", "metrics.csv"):
             if (self.run / filename).is_file():
@@ -130,11 +131,15 @@ class CloudRun:
         _, entries = self.read_list(FIND_TIMEOUT)
         return [entry for entry in entries if entry["step"] > step]
 
-    def download_newer_than(self, step: int) -> None:
-        """Download each name's newest intact checkpoint, if it has more steps or is not here."""
+    def download_newer_than(self, step: int) -> bool:
+        """Download each name's newest intact checkpoint, if it has more steps or is not here.
+
+        Returns whether one had more steps.
+        """
         _, entries = self.read_list(FIND_TIMEOUT)
+        has_newer = any(entry["step"] > step for entry in entries)
         # These first: once a checkpoint has its name, the next start takes the disk for complete.
-        if any(entry["step"] > step for entry in entries):
+        if has_newer:
             self.run.mkdir(parents=True, exist_ok=True)
             for filename in ("config.yaml", "metrics.csv"):
                 if text := self.folder.read(filename):
@@ -143,6 +148,7 @@ class CloudRun:
         is_here = [self.download_name(name, entries, step) for name in sorted(names)]
         if entries and not any(is_here) and not step:
             raise UserError(f"{self.folder.url} has no checkpoint that is intact")
+        return has_newer
 
     def download_name(
         self, name: str, entries: list[dict[str, Any]], step: int

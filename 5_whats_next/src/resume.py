@@ -150,15 +150,18 @@ def find_run(
     with FileLock(run.parent / f".{run.name}.lock"):
         # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
+        has_newer = False
         try:
             if cloud:
-                CloudRun(f"{cloud}/{run.name}", run).download_newer_than(step)
+                run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
+                has_newer = run_in_cloud.download_newer_than(step)
         except UserError as error:
             if not checkpoint:  # to begin again could overwrite what is there
                 raise
             print(f"resume    from the disk, because of {error}", flush=True)
-        # Again: what was downloaded is newer, and is checked like any other file.
-        checkpoint, step = newest_intact(run / "checkpoints")
+            has_newer = True  # perhaps: one may have arrived before this error
+        if has_newer:  # it is checked like any other file
+            checkpoint, step = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
         raise UserError(
             f"{run} has no checkpoint that is intact; move it away to begin again"

@@ -13,8 +13,10 @@ import lightning_train
 import pytest
 import torch
 
+from src import checkpoint_files
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.errors import UserError
+from src.resume import find_run
 from src.stop_and_save import StopAndSave
 from tests.runs import call, rows, start, train
 
@@ -73,6 +75,17 @@ def test_a_flipped_bit_or_a_missing_end_is_found(tmp_path):
         assert read_step(tmp_path / "last.ckpt") is None
     assert newest_intact(tmp_path) == (tmp_path / "last.previous.ckpt", 1)
     assert (tmp_path / "last.ckpt.damaged").exists()  # set aside, and not deleted
+
+
+def test_a_start_reads_one_file_in_full(monkeypatch, tmp_path):
+    """Each may have gigabytes. Broken by: read_step of each file; no has_newer in find_run."""
+    for step in (1, 2):
+        save_durably(STATE | {"global_step": step}, tmp_path / "checkpoints/last.ckpt")
+    is_intact = mock.Mock(wraps=checkpoint_files.is_intact)
+    monkeypatch.setattr(checkpoint_files, "is_intact", is_intact)
+    path = find_run(tmp_path, "must", "s3://embedded/tests")
+    is_intact.assert_called_once_with(path)
+    assert path.name == "last.ckpt"
 
 
 # A real limit of the system. Broken by: no except in save_durably.

@@ -144,6 +144,21 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 1
 
 
+def test_a_bucket_without_the_right_to_list(folder, monkeypatch):
+    """AWS answers 403 for what is not there. Broken by: no read behind the deletion in probe."""
+    cat = folder.fs._cat_file
+
+    async def forbidden(*arguments, **settings):
+        try:
+            return await cat(*arguments, **settings)
+        except FileNotFoundError as error:
+            raise PermissionError("Forbidden") from error
+
+    monkeypatch.setattr(folder.fs, "_cat_file", forbidden)
+    with pytest.raises(UserError, match="the right to list"):
+        folder.probe()
+
+
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
     every = [
         "checkpoint_every_n_steps=1",
@@ -163,7 +178,7 @@ def whole(monkeypatch, tmp_path):
 
 
 def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, capsys):
-    """By name, by address. Broken by: no metrics.csv in download_newest; no path in state_dict."""
+    """By name, by address. Broken by: no metrics.csv in upload; no path in state_dict."""
     monkeypatch.setenv("CLOUD_STORAGE_PATH", RUNS)
     for step in (5, 8):  # inside an epoch, and at its end
         with pytest.raises(SystemExit, match="0"):
@@ -227,7 +242,7 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, cap
 
 
 def test_the_newest_checkpoint_wins(tmp_path):
-    """While one is on its way, two more are written. Broken by: no unlink of the older in offer."""
+    """While one is on its way, two more are written. Broken by: no unlink in enqueue."""
     path = tmp_path / "last.ckpt"
     uploaded = []
     began, may_end = threading.Event(), threading.Event()
@@ -402,6 +417,18 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     callback.on_train_start(trainer, None)
     callback.on_train_batch_start(trainer)
     callback.uploader.enqueue.assert_called_once()
+    assert callback.finish(1) == ["last.ckpt"]
+
+
+def test_the_last_lines_are_true_and_read_no_weights(monkeypatch, tmp_path):
+    """Broken by: read_step in finish; a damaged file, of step None, that counts as uploaded."""
+    monkeypatch.setattr("src.checkpoint_files.is_intact", pytest.fail)
+    save_durably({"global_step": 3}, tmp_path / "best.ckpt")
+    (tmp_path / "last.ckpt").write_bytes(b"")
+    callback = CloudUploadCallback("none")
+    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3})
+    callback.uploader.is_taken_over.return_value = False
+    callback.checkpoints = tmp_path
     assert callback.finish(1) == ["last.ckpt"]
 
 

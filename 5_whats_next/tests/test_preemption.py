@@ -75,7 +75,7 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
         os.killpg(process.pid, 0)  # nobody is left
 
 
-# The last checkpoint counts. Broken by: no TimedInterrupt; no kill of the workers.
+# The last checkpoint counts. Broken by: no thread in TimedStopRequest; no kill of the workers.
 def test_sigterm_while_data_do_not_arrive(tmp_path):
     assert preemption.PATIENCE < 25
     dataset = ["--data.dataset=tests.stalled.StalledDataset", "--data.num_workers=2"]

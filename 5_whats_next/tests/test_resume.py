@@ -16,6 +16,7 @@ from src.cloud_run import CloudRun
 from src.data.store import open_store
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
+from src.stop_and_save import StopAndSave
 from tests.runs import TINY, call, rows, start, wait_for_step
 from tests.test_cloud import RUNS, training
 
@@ -74,8 +75,27 @@ def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
     assert cloud.read_list() == (cloud.owner, [])
 
 
-def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path):
-    """Noticed in the last uploads. Broken by: no is_taken_over in on_fit_end."""
+def test_a_takeover_during_an_upload_keeps_its_settings(monkeypatch, tmp_path):
+    """Broken by: no check_owner after folder.upload."""
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    save_durably({"global_step": 1}, path)
+    (tmp_path / "config.yaml").write_text("earlier")
+    first, second = (CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path) for _ in range(2))
+    first.claim()
+
+    def take_over(*_):
+        second.claim()
+        second.folder.write("config.yaml", "later")
+
+    monkeypatch.setattr(first.folder, "upload", take_over)
+    with pytest.raises(UserError, match="another process has taken over"):
+        first.upload(path, "last.ckpt", 1)
+    assert second.folder.read("config.yaml") == "later"
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGTERM])
+def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path, number):
+    """Noticed in the last uploads, also those of a signal. Broken by: no exit in finish."""
     cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
     finish = callbacks.CloudUploadCallback.finish
 
@@ -84,6 +104,12 @@ def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path):
         return finish(callback, seconds)
 
     monkeypatch.setattr(callbacks.CloudUploadCallback, "finish", take_over)
+
+    def receive(callback, *_):
+        callback.request.number = number  # a signal, or none
+
+    name = "on_train_batch_start"
+    monkeypatch.setattr(StopAndSave, name, receive, raising=False)
     with pytest.raises(SystemExit) as ended:
         training(monkeypatch, tmp_path)
     assert ended.value.code == callbacks.TAKEN_OVER

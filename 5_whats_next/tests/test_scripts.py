@@ -5,16 +5,20 @@ import random
 from unittest import mock
 
 import lightning_train
+import pandas as pd
 import preflight
 import pytest
 import short_run
 import torch
+import xarray as xr
+import yaml
 from jsonargparse import Namespace
 
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
 from src.data.pytorch_dataset import OceanDataset
 from src.data.s3_server import FOLDER, connect
+from src.data.windows import WindowGrid, find_period
 from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
 from tests.fault_proxy import Fault, FaultyProxy
@@ -70,6 +74,24 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     assert len(list(folder.glob("*.png"))) == 2
 
 
+def test_a_study_of_which_no_trial_is_complete(monkeypatch, tmp_path, study):
+    """Killed, and then failed. Broken by: `if not study.trials` in main; no states in report."""
+    monkeypatch.setattr("short_run.CHAPTER", tmp_path)
+    ends = [SystemExit(143), UserError("diverged")]
+    rates = []
+
+    def objective(trial, _):
+        rates.append(study.suggest(trial)["optimizer.lr"])
+        raise ends[len(rates) - 1]
+
+    monkeypatch.setattr(study, "objective", objective)
+    with pytest.raises(SystemExit):
+        call(monkeypatch, OCEAN, "--trials=1", script=study)
+    with pytest.raises(UserError, match="small: no trial is complete"):
+        call(monkeypatch, OCEAN, "--trials=1", script=study)
+    assert rates == [study.FIRST["lr"]] * 2
+
+
 # Broken by: no limit in attempt (the stall); `and` for `or` in sample.
 def test_preflight(monkeypatch, capsys):
     monkeypatch.setattr(preflight, "TIMEOUT", 30)
@@ -105,6 +127,19 @@ def test_preflight(monkeypatch, capsys):
     }
 
 
+def test_the_real_training_validates_every_calendar_month():
+    """best.ckpt would be that of one season. Broken by: a val_stride of 12 months."""
+    text = (CHAPTER / "config" / "real.yaml").read_text()
+    data = yaml.safe_load(text)["data"]["dataset"]["init_args"]
+    time = pd.date_range("1980-01", "2019-12", freq="MS")
+    fields = xr.Dataset(coords={"time": time, "lat": range(64), "lon": range(64)})
+    period = find_period(time, data["val_period"])
+    grid = WindowGrid(fields, data["window"], data["val_stride"], period)
+    assert {time[grid.slices(n)[0]][0].month for n in range(len(grid))} == {
+        *range(1, 13)
+    }
+
+
 def test_devices_share_an_epoch(monkeypatch):
     """Broken by: steps_per_epoch of one device, or the number of devices after it is set to 1."""
     run = mock.Mock(ends=range(preflight.STEPS), steps_per_epoch=800)  # a second each
@@ -114,6 +149,13 @@ def test_devices_share_an_epoch(monkeypatch):
     said = preflight.check_step(preflight.Plan(config, price_per_hour=2))
     assert said == "1.000 s; an epoch 100 s; the training 0.25 h, price 0.50"
     assert config.data.batch_size == 64
+
+
+def test_seconds_are_those_of_any_device(monkeypatch):
+    """Broken by: torch.cuda in wait_for_device."""
+    monkeypatch.setattr(torch, "accelerator", mock.Mock())
+    short_run.wait_for_device()
+    torch.accelerator.synchronize.assert_called_once()
 
 
 def test_a_corner_of_land_is_no_fault():
