@@ -47,6 +47,18 @@ def test_all_ranks_end_well():
     assert start("pass", "pass").wait(timeout=60) == 0
 
 
+def test_rank_0_says_how_a_stopped_run_has_ended():
+    """Chapter 5's ends with 4 where another machine has the run. Broken by: 128 + stop.number."""
+    handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))"
+    ending = f"{handler}; os.write(1, b'ready\\n'); time.sleep(1000)"
+    process = start(ending, "time.sleep(1000)")
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 4
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_handed_on(number):
     """Broken by: no terminate in wait_for_all. A second Ctrl-C kills those that hang."""

@@ -76,7 +76,11 @@ def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
     code = 128 - code if code < 0 else code  # a negative one is that of a signal
     if not stop.number and code not in (130, 143):
         print(f"rank {failed[0]} failed first, with exit code {code}", file=sys.stderr)
-    return 128 + stop.number if stop.number else code
+    if stop.number:
+        # Rank 0 knows best how the run has ended, unless it was killed.
+        own_code = ranks[0].returncode or 0
+        return own_code if own_code > 0 else 128 + stop.number
+    return code
 
 
 def end_softly(ranks: list[subprocess.Popen]) -> None:
