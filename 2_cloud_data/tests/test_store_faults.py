@@ -149,9 +149,10 @@ def test_a_flipped_bit_is_named(tmp_path, whole):
 
 
 def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
-    """Lost and flipped chunks, twice. Broken by: no note_damaged_regions, no mend_statistics.
+    """Lost and flipped chunks, and axes. Broken by: no note_damaged_regions, no mend_statistics.
 
-    Or `group.keys()` in create_arrays: the second repair would delete the statistics.
+    Or `group.keys()` in create_arrays: the second repair would delete the statistics. Or, in
+    note_damaged_regions, the number of an axis' own chunks: the third would not write the axes.
     """
     cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[4,9,18]"]
     call(monkeypatch, *cube, f"--url={tmp_path}", script=build_store)
@@ -174,6 +175,10 @@ def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
     assert "all chunks are there" in capsys.readouterr().out
     (tmp_path / "salinity/c/0/0/0").unlink()
     flip_a_bit(tmp_path / "statistics/1900-01_1901-04/lat/c/0")
+    call(monkeypatch, "check", f"--url={tmp_path}", "--repair=true", script=build_store)
+    assert "all chunks are there" in capsys.readouterr().out
+    flip_a_bit(tmp_path / "lat/c/0")
+    flip_a_bit(tmp_path / "time/c/0")
     call(monkeypatch, "check", f"--url={tmp_path}", "--repair=true", script=build_store)
     assert "all chunks are there" in capsys.readouterr().out
     after = CloudDataset("train", **(SETTINGS | {"url": str(tmp_path)}))[0][0]
