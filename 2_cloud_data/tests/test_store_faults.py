@@ -13,6 +13,7 @@ from zarr.core.sync import sync
 
 from src.data.build import build
 from src.data.cube import cube_fields
+from src.data.loaders import Loaders
 from src.data.s3_server import connect
 from src.data.store import bad_chunks, open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
@@ -58,6 +59,16 @@ def test_what_may_pass_is_tried_again(proxy, kind):
         .nan_to_num(-1)
         .equal(expected.nan_to_num(-1))
     )
+    assert proxy.faults[0].times == 0
+
+
+@pytest.mark.slow
+def test_a_worker_tries_again(proxy):
+    """Its libraries are told so, too. Broken by: no __setstate__ in CheckedStore."""
+    loaders = Loaders(lambda split: CloudDataset(split, **SETTINGS), 4, num_workers=1)
+    proxy.faults = [Fault("503", times=2, path="/c/")]
+    for _ in loaders.val_loader():
+        pass
     assert proxy.faults[0].times == 0
 
 

@@ -16,13 +16,11 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import fsspec
 import xarray as xr
 import zarr
-from dotenv import load_dotenv
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore
 
@@ -60,9 +58,6 @@ def open_store(
     configure_libraries()
     if "://" not in url:
         return CheckedStore(LocalStore(url, read_only=read_only), url, patience)
-    # Of the chapter and of the folder round it, and not of any above. What is set already stays.
-    for folder in Path(__file__).parents[2:4]:
-        load_dotenv(folder / ".env")
     options: dict[str, Any] = {
         "anon": anonymous,
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.

@@ -5,11 +5,13 @@ import functools
 import math
 import warnings
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import s3fs
 import zarr
 from botocore.exceptions import ClientError, ConnectionError
+from dotenv import load_dotenv
 from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
@@ -41,7 +43,10 @@ def status(error: Exception) -> int:
 
 @functools.cache
 def configure_libraries() -> None:
-    """What s3fs and zarr can only be told for the whole process; once is enough."""
+    """Keys of .env, and what s3fs and zarr are told for the whole process; once is enough."""
+    # Of the chapter and of the folder round it, and not of any above. What is set already stays.
+    for folder in Path(__file__).parents[2:4]:
+        load_dotenv(folder / ".env")
     # Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at
     # this number, or after a store's patience, whichever comes first.
     s3fs.S3FileSystem.retries = 10
@@ -69,6 +74,11 @@ class CheckedStore(WrapperStore[Store]):
         self.denied: list[str] = []  # what the server said when it refused metadata
         # Shape, chunks and shards of each array that has shards.
         self.sharded: dict[str, tuple[tuple[int, ...], ...]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy in a loader's worker or on a dask cluster, whose libraries have their defaults."""
+        configure_libraries()
+        self.__dict__.update(state)
 
     def _with_store(self, store: Store) -> "CheckedStore":
         """The same for another store: Zarr calls it for a read-only copy."""
