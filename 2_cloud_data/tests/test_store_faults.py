@@ -159,6 +159,16 @@ def test_a_flipped_bit_is_named(tmp_path, whole):
             read_all(settings)
 
 
+def test_a_damaged_chunk_beyond_the_edge_is_named(tmp_path):
+    """Of a width that is no multiple of the chunk's. Broken by: no `% size` in bad_chunks."""
+    fields = cube_fields((24, 18, 36), (12, 9, 10), seed=0)[["salinity"]]
+    build(str(tmp_path), fields, (12, 9, 10), ("1900-01", "1901-04"))
+    flip_a_bit(tmp_path / "salinity/c/0/0/0")
+    window = [slice(0, 4), slice(0, 8), slice(30, 38)]
+    bad = bad_chunks(open_store(str(tmp_path)), "salinity", window)
+    assert list(bad) == ["salinity/c/0/0/0"]
+
+
 def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
     """Lost and flipped chunks, and axes. Broken by: no note_damaged_regions, no mend_statistics.
 

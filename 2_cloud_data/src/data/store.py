@@ -10,7 +10,6 @@
 import asyncio
 import gzip
 import itertools
-import math
 import os
 import re
 import zlib
@@ -19,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
+import numpy as np
 import xarray as xr
 import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
@@ -114,13 +114,10 @@ def bad_chunks(
     array = zarr.open_array(store, path=name, mode="r")
     region = region or [slice(0, size) for size in array.shape]
     numbers = []  # of the chunks along each axis
-    axes = zip(region, array.shape, array.chunks, strict=True)
-    for part, size, chunk in axes:
-        first = part.start // chunk
-        stop = math.ceil(part.stop / chunk)
+    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
         # A window may go on beyond the last column, with the first ones.
-        count = math.ceil(size / chunk)
-        numbers.append(sorted({number % count for number in range(first, stop)}))
+        places = np.arange(part.start, part.stop) % size
+        numbers.append(np.unique(places // chunk).tolist())
     for place in itertools.product(*numbers):
         try:
             array.blocks[place]
