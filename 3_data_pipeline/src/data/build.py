@@ -213,9 +213,14 @@ def add_statistics(
         levels: which values of the axis level; each makes a variable.
         again: also of variables that have statistics, because their values have changed.
     """
-    # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory.
-    with dask.config.set({"array.chunk-size": "8MiB"}):
-        fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
+    store = open_store(url, anonymous=anonymous)
+    # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory. Not
+    # smaller ones: each block of a chunk would read all of it.
+    sizes = [2**23]
+    for field in select(open_fields(store), variables, url, levels).values():
+        sizes.append(math.prod(field.encoding["chunks"]) * field.dtype.itemsize)
+    with dask.config.set({"array.chunk-size": max(sizes)}):
+        fields = open_fields(store, chunks="auto")
     fields = select(fields, variables, url, levels)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
