@@ -1,7 +1,9 @@
 """The streamed samples and trainings are those of the data in memory, to the bit."""
 
 import functools
+from unittest.mock import Mock
 
+import dask
 import numpy as np
 import pytest
 import yaml
@@ -40,6 +42,21 @@ def test_samples_are_those_in_memory(dask):
             cloud.coordinates(index), memory.coordinates(index), strict=True
         ):
             np.testing.assert_array_equal(a, b)
+
+
+def test_only_a_cluster_overrules_the_parameter():
+    """Broken by: the scheduler of any dask configuration; no has_client in __getitems__."""
+    dataset = CloudDataset("train", dask="threads")
+    scheduler = Mock()
+    with dask.config.set(scheduler=scheduler):
+        dataset[0]
+    scheduler.assert_not_called()
+    # What a distributed.Client sets. There is none.
+    with (
+        dask.config.set(scheduler="dask.distributed"),
+        pytest.raises(RuntimeError, match="no Client active"),
+    ):
+        dataset[0]
 
 
 def test_statistics_are_those_in_memory():

@@ -161,8 +161,10 @@ class CloudDataset(FieldDataset):
         try:
             windows = [self.lazy_window(index) for index in indices]
             if self.dask != "none":
-                # A distributed.Client of this process has set the scheduler; it takes the tasks.
-                scheduler = dask.config.get("scheduler", self.dask)
+                # A distributed.Client of this process takes the tasks, and has set this. Nothing
+                # else overrules the parameter, such as the user's own configuration of dask.
+                has_client = dask.config.get("scheduler", None) == "dask.distributed"
+                scheduler = "dask.distributed" if has_client else self.dask
                 windows = dask.compute(*windows, scheduler=scheduler)
         except DECODING_ERRORS as error:
             store = open_store(self.url, self.patience, self.anonymous)
