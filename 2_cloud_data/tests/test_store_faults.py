@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from zarr.core.sync import sync
 
-from src.data.build import build
+from src.data.build import add_statistics, build
 from src.data.cube import cube_fields
 from src.data.loaders import Loaders
 from src.data.s3_server import connect
@@ -106,12 +106,42 @@ def test_shards_are_for_the_next_chapter(tmp_path):
 
 @pytest.mark.parametrize("dask", ["none", "threads"])
 def test_a_lost_chunk_is_named(dask):
-    """Never read as land. Broken by: no `value is None` in CheckedStore (and zarr's setting)."""
+    """Never read as land. Broken by: no `value is None` in CheckedStore."""
     url = URL.replace("faults", f"lost-{dask}")
     build_cube(url)
     sync(open_store(url, read_only=False).delete("salinity/c/0/0/0"))
     with pytest.raises(UserError, match=r"salinity/c/0/0/0 is missing"):
         CloudDataset("train", **(SETTINGS | {"url": url, "dask": dask}))[0]
+
+
+@pytest.mark.parametrize("dask", ["none", "threads"])
+def test_a_missing_chunk_may_be_land(tmp_path, dask):
+    """If asked for, and if the store means it. Broken by: no allow_land, no `isnan` in it."""
+    values = cube_fields((24, 18, 36), (12, 9, 18), seed=0)[["salinity"]].load()
+    values["salinity"][:, :9, :18] = np.nan
+    to = str(tmp_path / "statistics")
+    settings = SETTINGS | {"url": str(tmp_path / "store"), "dask": dask}
+    settings |= {"statistics_store": to}
+    encoding = {"salinity": {"chunks": (12, 9, 18), "fill_value": np.nan}}
+    values.to_zarr(settings["url"], encoding=encoding, zarr_format=3)
+    assert not (tmp_path / "store/salinity/c/0/0/0").exists()
+    arguments = {"url": settings["url"], "train_period": PERIODS["train_period"]}
+    with pytest.raises(UserError, match="is missing"):
+        add_statistics(**arguments, to=to)
+    add_statistics(**arguments, to=to, missing_chunks="land")
+    with pytest.raises(UserError, match="is missing"):
+        CloudDataset("train", **settings)[0]
+    dataset = CloudDataset("train", **settings, missing_chunks="land")
+    expected = dataset.normalise(values["salinity"].values[None, :4, :8, :8])
+    np.testing.assert_array_equal(dataset[0][0], expected)
+    (tmp_path / "store/salinity/c/0/1/0").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"chunks \['salinity/c/0/1/0'\]"):
+        read_all(settings | {"missing_chunks": "land", "window": (4, 18, 18)})
+
+    encoding["salinity"]["fill_value"] = 0.0
+    values.to_zarr(settings["url"], encoding=encoding, zarr_format=3, mode="w")
+    with pytest.raises(UserError, match=r"salinity read as 0.0, and not as land$"):
+        CloudDataset("train", **settings, missing_chunks="land")
 
 
 def read_all(settings: dict) -> None:

@@ -25,7 +25,14 @@ from src.data.statistics import (
     open_statistics,
     statistics_url,
 )
-from src.data.store import AXES, open_fields, open_store, select
+from src.data.store import (
+    AXES,
+    MissingChunks,
+    allow_land,
+    open_fields,
+    open_store,
+    select,
+)
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -201,6 +208,7 @@ def add_statistics(
     anonymous: bool = False,
     levels: list[float] | None = None,
     again: bool = False,
+    missing_chunks: MissingChunks = "error",
 ) -> None:
     """The statistics of a training period, for a store that is there.
 
@@ -212,6 +220,7 @@ def add_statistics(
         anonymous: read public data, without credentials.
         levels: which values of the axis level; each makes a variable.
         again: also of variables that have statistics, because their values have changed.
+        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
     store = open_store(url, anonymous=anonymous)
     # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory. Not
@@ -222,6 +231,8 @@ def add_statistics(
     with dask.config.set({"array.chunk-size": max(sizes)}):
         fields = open_fields(store, chunks="auto")
     fields = select(fields, variables, url, levels)
+    if missing_chunks == "land":
+        allow_land(store, fields)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
     source = url.rpartition("::")[2]  # without filecache::
