@@ -27,7 +27,6 @@ from src.data.store import (
     AXES,
     DECODING_ERRORS,
     MissingChunks,
-    allow_land,
     explained,
     open_fields,
     open_store,
@@ -140,7 +139,7 @@ class CloudDataset(FieldDataset):
             fields = open_fields(self.store, chunks=None if self.dask == "none" else {})
         fields = select(fields, names, self.url, levels)
         if self.missing_chunks == "land":
-            allow_land(self.store, fields)
+            self.store.allow_land(fields)
         statistics = of_variables(
             opening.result(), list(map(str, fields)), self.statistics_url
         )

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import s3fs
+import xarray as xr
 import zarr
 from botocore.exceptions import ClientError, ConnectionError
 from dotenv import load_dotenv
@@ -72,7 +74,7 @@ class CheckedStore(WrapperStore[Store]):
         super().__init__(store)
         self.url, self.patience = url, patience
         self.denied: list[str] = []  # what the server said when it refused metadata
-        # The arrays of which a missing chunk is land (store.allow_land).
+        # The arrays of which a missing chunk is land (allow_land).
         self.land: set[str] = set()
         # Shape, chunks and shards of each array that has shards.
         self.sharded: dict[str, tuple[tuple[int, ...], ...]] = {}
@@ -90,6 +92,22 @@ class CheckedStore(WrapperStore[Store]):
         other.land = self.land
         other.sharded = self.sharded
         return other
+
+    def allow_land(self, fields: xr.Dataset) -> None:
+        """Let missing chunks of these fields read as land: a lost one is not noticed any more.
+
+        Many stores have no chunks without a value. Raises UserError if the chunks would read as
+        numbers: Zarr's fill value, which need not be the one that means land (_FillValue).
+        """
+        group: Any = zarr.open_group(self, mode="r")
+        for field in fields.values():
+            array = field.encoding["array"]
+            fill = group[array].fill_value
+            land = [field.encoding.get(key) for key in ("_FillValue", "missing_value")]
+            if fill is None or not (np.isnan(fill) or fill in land):
+                text = f"missing chunks of {array} read as {fill}, and not as land"
+                raise UserError(f"{self.url}: {text}")
+            self.land.add(array)
 
     async def get(
         self,

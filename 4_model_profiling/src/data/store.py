@@ -255,20 +255,3 @@ def select(
             layer.encoding |= {**field.encoding, "level": number}
             selected[f"{name}_{level:g}"] = layer
     return xr.Dataset(selected, attrs=fields.attrs)
-
-
-def allow_land(store: CheckedStore, fields: xr.Dataset) -> None:
-    """Let missing chunks of these fields read as land: a lost one is not noticed any more.
-
-    Many stores have no chunks without a value. Raises UserError if the chunks would read as
-    numbers: Zarr's fill value, which need not be the one that means land (_FillValue).
-    """
-    group: Any = zarr.open_group(store, mode="r")
-    for field in fields.values():
-        array = field.encoding["array"]
-        fill = group[array].fill_value
-        land = [field.encoding.get(key) for key in ("_FillValue", "missing_value")]
-        if fill is None or not (np.isnan(fill) or fill in land):
-            text = f"missing chunks of {array} read as {fill}, and not as land"
-            raise UserError(f"{store.url}: {text}")
-        store.land.add(array)

@@ -25,14 +25,7 @@ from src.data.statistics import (
     open_statistics,
     statistics_url,
 )
-from src.data.store import (
-    AXES,
-    MissingChunks,
-    allow_land,
-    open_fields,
-    open_store,
-    select,
-)
+from src.data.store import AXES, MissingChunks, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -232,7 +225,7 @@ def add_statistics(
         fields = open_fields(store, chunks="auto")
     fields = select(fields, variables, url, levels)
     if missing_chunks == "land":
-        allow_land(store, fields)
+        store.allow_land(fields)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
     source = url.rpartition("::")[2]  # without filecache::
