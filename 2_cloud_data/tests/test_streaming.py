@@ -1,7 +1,9 @@
 """The streamed samples and trainings are those of the data in memory, to the bit."""
 
 import functools
+from unittest.mock import Mock
 
+import dask
 import numpy as np
 import pytest
 import yaml
@@ -9,10 +11,15 @@ from torch.testing import assert_close
 
 from src.config import CHAPTER
 from src.data.build import add_statistics, build
+from src.data.checked_store import CheckedStore
 from src.data.cube import cube_fields
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import OceanDataset, ocean_fields
-from src.data.statistics import compute_statistics
+from src.data.statistics import (
+    compute_statistics,
+    open_statistics,
+    statistics_url,
+)
 from src.data.store import open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
@@ -37,6 +44,21 @@ def test_samples_are_those_in_memory(dask):
             np.testing.assert_array_equal(a, b)
 
 
+def test_only_a_cluster_overrules_the_parameter():
+    """Broken by: the scheduler of any dask configuration; no has_client in __getitems__."""
+    dataset = CloudDataset("train", dask="threads")
+    scheduler = Mock()
+    with dask.config.set(scheduler=scheduler):
+        dataset[0]
+    scheduler.assert_not_called()
+    # What a distributed.Client sets. There is none.
+    with (
+        dask.config.set(scheduler="dask.distributed"),
+        pytest.raises(RuntimeError, match="no Client active"),
+    ):
+        dataset[0]
+
+
 def test_statistics_are_those_in_memory():
     """Whatever the chunks. Broken by: mean of all months in compute_statistics."""
     memory = OceanDataset("train")
@@ -46,6 +68,33 @@ def test_statistics_are_those_in_memory():
     np.testing.assert_array_equal(
         [result["mean"], result["std"]], [memory.mean, memory.std]
     )
+
+
+def test_statistics_read_each_chunk_once(monkeypatch, tmp_path):
+    """Of two levels in a chunk of 8.6 MB. Broken by: 2**23 for max(sizes); dask.compute a level."""
+    shape = (30, 3, 200, 240)
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    fields = cube_fields((30, 200, 240), (30, 200, 240), seed=0)
+    fields = fields.expand_dims(level=[1000, 850, 500])[["salinity"]]
+    fields["salinity"] = fields["salinity"].transpose("time", ...).copy(data=values)
+    settings = {"salinity": {"chunks": (30, 3, 200, 120)}}
+    url = str(tmp_path / "store.zarr")
+    fields.to_zarr(url, encoding=settings, zarr_format=3)
+    read = []
+    get = CheckedStore.get
+
+    async def counting(store, key, *arguments, **settings):
+        read.append(key)
+        return await get(store, key, *arguments, **settings)
+
+    monkeypatch.setattr(CheckedStore, "get", counting)
+    period = ("1900-01", "1901-04")
+    add_statistics(url, period, to=str(tmp_path), levels=[500, 850])
+    read = sorted(key for key in read if key.startswith("salinity/c"))
+    assert read == [f"salinity/c/0/0/0/{number}" for number in (0, 1)]
+    there = open_statistics(open_store(statistics_url(str(tmp_path), period)))
+    expected = values[:16, [2, 1]].mean((0, 2, 3), dtype=np.float64)
+    np.testing.assert_array_equal(there["mean"], expected.astype(np.float32))
 
 
 @pytest.mark.slow

@@ -46,16 +46,18 @@ def note_damaged_regions(url: str, bad: list[str]) -> None:
     """
     group = zarr.open_group(open_store(url, read_only=False), mode="r+")
     arrays = dict(group.arrays())
+    num_regions = 0
+    for array in arrays.values():
+        if array.ndim == 3:  # a field, not an axis
+            size = (array.shards or array.chunks)[0]
+            num_regions = math.ceil(array.shape[0] / size)
     damaged = 0
     for key in bad:
         name, _, place = key.removesuffix("/zarr.json").partition("/c/")
         if name in arrays:
-            array = arrays[name]
             # All regions, for an axis or a lost description.
-            is_field = array.ndim == 3 and place
+            is_field = arrays[name].ndim == 3 and place
             region = int(place.split("/")[0]) if is_field else 0
-            size = (array.shards or array.chunks)[0]
-            num_regions = math.ceil(array.shape[0] / size)
             damaged = max(damaged, num_regions - region)
     group.attrs["damaged_regions"] = damaged
 

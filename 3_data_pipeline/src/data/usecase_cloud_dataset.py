@@ -26,6 +26,7 @@ from src.data.statistics import (
 from src.data.store import (
     AXES,
     DECODING_ERRORS,
+    MissingChunks,
     explained,
     open_fields,
     open_store,
@@ -65,6 +66,7 @@ class CloudDataset(FieldDataset):
         patience: seconds that a read may take, with all retries.
         anonymous: read public data, without credentials.
         statistics_store: where the statistics are, if not in the store.
+        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
 
     def __init__(
@@ -83,12 +85,14 @@ class CloudDataset(FieldDataset):
         patience: PositiveFloat = 60,
         anonymous: bool = False,
         statistics_store: str | None = None,
+        missing_chunks: MissingChunks = "error",
     ) -> None:
         if url == OCEAN:
             build_ocean(train_period)
         self.url, self.patience, self.anonymous = url, patience, anonymous
         self.statistics_url = statistics_url(statistics_store or url, train_period)
         self.dask = dask
+        self.missing_chunks = missing_chunks
         # A loader's worker gets these pickled: how to open a store, but no connections or values.
         fields, statistics = self.open(split, variables, levels)
         self.lazy_fields = fields
@@ -126,14 +130,16 @@ class CloudDataset(FieldDataset):
         self, split: Split, names: list[str] | None, levels: list[float] | None
     ) -> tuple[xr.Dataset, xr.Dataset]:
         """The fields and their statistics: names, shapes and coordinates, but no values yet."""
-        store = open_store(self.url, self.patience, self.anonymous)
+        self.store = open_store(self.url, self.patience, self.anonymous)
         is_public = self.anonymous and self.statistics_url.startswith(self.url)
         statistics_store = open_store(self.statistics_url, self.patience, is_public)
         # Side by side: each waits for its store several times.
         with ThreadPoolExecutor(1) as thread:
             opening = thread.submit(open_statistics, statistics_store)
-            fields = open_fields(store, chunks=None if self.dask == "none" else {})
+            fields = open_fields(self.store, chunks=None if self.dask == "none" else {})
         fields = select(fields, names, self.url, levels)
+        if self.missing_chunks == "land":
+            self.store.allow_land(fields)
         statistics = of_variables(
             opening.result(), list(map(str, fields)), self.statistics_url
         )
@@ -161,13 +167,14 @@ class CloudDataset(FieldDataset):
         try:
             windows = [self.lazy_window(index) for index in indices]
             if self.dask != "none":
-                # A distributed.Client of this process has set the scheduler; it takes the tasks.
-                scheduler = dask.config.get("scheduler", self.dask)
+                # A distributed.Client of this process takes the tasks, and has set this. Nothing
+                # else overrules the parameter, such as the user's own configuration of dask.
+                has_client = dask.config.get("scheduler", None) == "dask.distributed"
+                scheduler = "dask.distributed" if has_client else self.dask
                 windows = dask.compute(*windows, scheduler=scheduler)
         except DECODING_ERRORS as error:
-            store = open_store(self.url, self.patience, self.anonymous)
             parts = itertools.chain(*map(self.stored_parts, indices))
-            raise explained(error, store, parts) from None
+            raise explained(error, self.store, parts) from None
         samples = []
         for index, window in zip(indices, windows, strict=True):
             fields = [np.concatenate(parts, axis=-1) for parts in window]

@@ -25,7 +25,7 @@ from src.data.statistics import (
     open_statistics,
     statistics_url,
 )
-from src.data.store import AXES, open_fields, open_store, select
+from src.data.store import AXES, MissingChunks, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -201,6 +201,7 @@ def add_statistics(
     anonymous: bool = False,
     levels: list[float] | None = None,
     again: bool = False,
+    missing_chunks: MissingChunks = "error",
 ) -> None:
     """The statistics of a training period, for a store that is there.
 
@@ -212,11 +213,19 @@ def add_statistics(
         anonymous: read public data, without credentials.
         levels: which values of the axis level; each makes a variable.
         again: also of variables that have statistics, because their values have changed.
+        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
-    # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory.
-    with dask.config.set({"array.chunk-size": "8MiB"}):
-        fields = open_fields(open_store(url, anonymous=anonymous), chunks="auto")
+    store = open_store(url, anonymous=anonymous)
+    # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory. Not
+    # smaller ones: each block of a chunk would read all of it.
+    sizes = [2**23]
+    for field in select(open_fields(store), variables, url, levels).values():
+        sizes.append(math.prod(field.encoding["chunks"]) * field.dtype.itemsize)
+    with dask.config.set({"array.chunk-size": max(sizes)}):
+        fields = open_fields(store, chunks="auto")
     fields = select(fields, variables, url, levels)
+    if missing_chunks == "land":
+        store.allow_land(fields)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
     place = statistics_url(to or url, train_period)
     source = url.rpartition("::")[2]  # without filecache::

@@ -5,11 +5,15 @@ import functools
 import math
 import warnings
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import s3fs
+import xarray as xr
 import zarr
 from botocore.exceptions import ClientError, ConnectionError
+from dotenv import load_dotenv
 from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
@@ -41,16 +45,15 @@ def status(error: Exception) -> int:
 
 @functools.cache
 def configure_libraries() -> None:
-    """What s3fs and zarr can only be told for the whole process; once is enough."""
+    """Keys of .env, and what s3fs is told for the whole process; once is enough."""
+    # Of the chapter and of the folder round it, and not of any above. What is set already stays.
+    for folder in Path(__file__).parents[2:4]:
+        load_dotenv(folder / ".env")
     # Busy servers and broken connections are tried again by s3fs, with growing pauses. It stops at
     # this number, or after a store's patience, whichever comes first.
     s3fs.S3FileSystem.retries = 10
     s3fs.core.add_retryable_error(ConnectionError)
     s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
-    # A chunk that does not exist means one full of the fill value in Zarr, so what a failed write
-    # or a careless delete has lost reads as land. Newer versions of zarr (from Python 3.12 on) know
-    # this setting; for older ones CheckedStore does the same.
-    zarr.config.set({"array.read_missing_chunks": False})
     # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the
     # bucket. https://github.com/zarr-developers/zarr-python/pull/2556
     warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
@@ -61,22 +64,50 @@ class MissingChunkError(UserError):
 
 
 class CheckedStore(WrapperStore[Store]):
-    """Ends a read after ``patience`` seconds, retries included; raises for a missing chunk."""
+    """Ends a read after ``patience`` seconds, retries included; raises for a missing chunk.
+
+    A chunk that does not exist means one full of the fill value in Zarr, so what a failed write or
+    a careless delete has lost would read as land.
+    """
 
     def __init__(self, store: Store, url: str, patience: float) -> None:
         super().__init__(store)
         self.url, self.patience = url, patience
         self.denied: list[str] = []  # what the server said when it refused metadata
+        # The arrays of which a missing chunk is land (allow_land).
+        self.land: set[str] = set()
         # Shape, chunks and shards of each array that has shards.
         self.sharded: dict[str, tuple[tuple[int, ...], ...]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy in a loader's worker or on a dask cluster, whose libraries have their defaults."""
+        configure_libraries()
+        self.__dict__.update(state)
 
     def _with_store(self, store: Store) -> "CheckedStore":
         """The same for another store: Zarr calls it for a read-only copy."""
         other = CheckedStore(store, self.url, self.patience)
-        # The same objects, which open_fields looks at and fills.
+        # The same objects, which open_fields and allow_land look at and fill.
         other.denied = self.denied
+        other.land = self.land
         other.sharded = self.sharded
         return other
+
+    def allow_land(self, fields: xr.Dataset) -> None:
+        """Let missing chunks of these fields read as land: a lost one is not noticed any more.
+
+        Many stores have no chunks without a value. Raises UserError if the chunks would read as
+        numbers: Zarr's fill value, which need not be the one that means land (_FillValue).
+        """
+        group: Any = zarr.open_group(self, mode="r")
+        for field in fields.values():
+            array = field.encoding["array"]
+            fill = group[array].fill_value
+            land = [field.encoding.get(key) for key in ("_FillValue", "missing_value")]
+            if fill is None or not (np.isnan(fill) or fill in land):
+                text = f"missing chunks of {array} read as {fill}, and not as land"
+                raise UserError(f"{self.url}: {text}")
+            self.land.add(array)
 
     async def get(
         self,
@@ -103,6 +134,8 @@ class CheckedStore(WrapperStore[Store]):
             raise UserError(
                 f"{self.url}: {type(error).__name__} {error} ({key})"
             ) from error
+        if key.partition("/")[0] in self.land:
+            return value
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not is_metadata:
             raise MissingChunkError(f"{self.url}: chunk {key} is missing")

@@ -1,5 +1,8 @@
 """Statistics of fields that do not fit into memory, with dask; kept in the store, with the data."""
 
+import itertools
+
+import dask
 import numpy as np
 import xarray as xr
 from tqdm.dask import TqdmCallback
@@ -22,24 +25,13 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
     in this month? Raises UserError for a variable that is constant or has no value.
     """
     steps = find_period(fields.indexes["time"], train_period)
-    results = []
-    # One at a time: all variables at once would need gigabytes for dask's tasks.
-    for name, values in fields.astype("float32").items():
-        train = values.isel(time=steps)
-        # As in memory: see statistics() in pytorch_dataset.py.
-        wide = train.astype("float64")
-        monthly = train.groupby("time.month").mean()
-        monthly = monthly.reindex(month=range(1, 13))
-        lazy = {
-            "mean": wide.mean(AXES).astype("float32"),
-            "std": wide.std(AXES).astype("float32"),
-            "climatology": monthly.transpose("month", "lat", "lon"),
-            "has_values": values.notnull().any(("lat", "lon")),
-        }
-        with TqdmCallback(desc=f"statistics of {name}", unit="task", disable=None):
-            results.append(
-                xr.Dataset(lazy).compute().reset_coords(drop=True).drop_vars("time")
-            )
+    results: list[xr.Dataset] = []
+    # One array at a time: all of them at once would need gigabytes for dask's tasks. Its levels
+    # together: they may lie in the same chunks, which are read once.
+    for array, levels in itertools.groupby(fields.values(), array_of):
+        lazy = [lazy_statistics(level, steps) for level in levels]
+        with TqdmCallback(desc=f"statistics of {array}", unit="task", disable=None):
+            results += dask.compute(*lazy)
     result = xr.concat(results, "variable")
     std = result["std"].values
     if not (np.isfinite(std) & (std > 0)).all():
@@ -47,6 +39,28 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
             f"standard deviation {std} of {list(fields)}: there is nothing to learn"
         )
     return result
+
+
+def array_of(field: xr.DataArray) -> str:
+    """The array of the store that a field is from: that of several levels (store.select)."""
+    return str(field.encoding.get("array", field.name))
+
+
+def lazy_statistics(field: xr.DataArray, steps: slice) -> xr.Dataset:
+    """The statistics of one variable, of which nothing is computed yet."""
+    values = field.astype("float32")
+    train = values.isel(time=steps)
+    # As in memory: see statistics() in pytorch_dataset.py.
+    wide = train.astype("float64")
+    monthly = train.groupby("time.month").mean()
+    monthly = monthly.reindex(month=range(1, 13))
+    lazy = {
+        "mean": wide.mean(AXES).astype("float32"),
+        "std": wide.std(AXES).astype("float32"),
+        "climatology": monthly.transpose("month", "lat", "lon"),
+        "has_values": values.notnull().any(("lat", "lon")),
+    }
+    return xr.Dataset(lazy).reset_coords(drop=True).drop_vars("time")
 
 
 def open_statistics(store: CheckedStore) -> xr.Dataset:

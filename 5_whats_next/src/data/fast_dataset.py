@@ -109,7 +109,11 @@ class FastDataset(CloudDataset):
         """The fields (V, T, H, W), and after the last column the first ones again."""
         if self.opened is None:
             context = shared_context(self.concurrency, self.cache_mb)
-            opening = open_arrays(self.url, self.encodings, self.anonymous, context)
+            # A packed copy has all chunks.
+            has_land = self.missing_chunks == "land" and not self.packed
+            opening = open_arrays(
+                self.url, self.encodings, self.anonymous, has_land, context
+            )
             arrays = [self.result(future) for future in opening]
             if self.packed:
                 fields = arrays[0]

@@ -10,19 +10,17 @@
 import asyncio
 import gzip
 import itertools
-import math
 import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
+import numpy as np
 import xarray as xr
 import zarr
-from dotenv import load_dotenv
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore
@@ -46,6 +44,7 @@ AXIS_NAMES = {
     "lon": ("lon", "longitude", "x"),
 }
 Levels = Sequence[float] | None
+MissingChunks = Literal["error", "land"]
 # Names of arrays, and which part of each; None means all of it.
 Parts = Iterable[tuple[str, Sequence[slice] | None]]
 DECODING_ERRORS = (RuntimeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile)
@@ -77,9 +76,6 @@ def file_system(
     Zarr is. A server that stays silent for read_timeout seconds has failed.
     """
     configure_libraries()
-    # Of the chapter and of the folder round it, and not of any above. What is set already stays.
-    for folder in Path(__file__).parents[2:4]:
-        load_dotenv(folder / ".env")
     options: dict[str, Any] = {
         "anon": anonymous,
         # Otherwise s3fs asks for the size of each object first: two requests for a chunk.
@@ -139,14 +135,10 @@ def bad_chunks(
         store.add_shards(name, array.shape, array.chunks, array.shards)
     region = region or [slice(0, size) for size in array.shape]
     starts = []  # of the chunks along each axis
-    axes = zip(region, array.shape, array.chunks, strict=True)
-    for part, size, chunk in axes:
-        first = part.start // chunk
-        stop = math.ceil(part.stop / chunk)
+    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
         # A window may go on beyond the last column, with the first ones.
-        count = math.ceil(size / chunk)
-        numbers = {number % count for number in range(first, stop)}
-        starts.append([number * chunk for number in sorted(numbers)])
+        places = np.arange(part.start, part.stop) % size
+        starts.append(np.unique(places // chunk * chunk).tolist())
     reported = set()
     for start in itertools.product(*starts):
         place = tuple(s // size for s, size in zip(start, object_shape, strict=True))

@@ -39,9 +39,16 @@ def shared_context(concurrency: int, cache_mb: float) -> ts.Context:
 
 
 def open_arrays(
-    url: str, encodings: list[dict[str, Any]], anonymous: bool, context: ts.Context
+    url: str,
+    encodings: list[dict[str, Any]],
+    anonymous: bool,
+    has_land: bool,
+    context: ts.Context,
 ) -> list[ts.Future]:
-    """Begin to open the array of each encoding (store.select makes them)."""
+    """Begin to open the array of each encoding (store.select makes them).
+
+    With has_land, a missing chunk is land. It is an error otherwise.
+    """
     futures = []
     for encoding in encodings:
         # Zarr 3 alone has a serializer.
@@ -49,7 +56,7 @@ def open_arrays(
         spec = {
             "driver": driver,
             "kvstore": kvstore(f"{url}/{encoding['array']}/", anonymous),
-            "fill_missing_data_reads": False,  # a missing chunk is an error
+            "fill_missing_data_reads": has_land,
             "recheck_cached_data": "open",  # nobody changes a store while it is read
         }
         futures.append(ts.open(spec, read=True, context=context))
