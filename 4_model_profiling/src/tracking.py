@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import wandb
 import yaml
 
 # What wandb does: keep its files here, send them to its server, or nothing.
@@ -58,6 +57,9 @@ class Tracker:
             self.read_rows(step)
         self.write_all_rows()
 
+        # Imported here: a run's first line need not wait for it, and other ranks do not need it.
+        import wandb
+
         os.environ.setdefault("WANDB_MODE", "offline")  # needs no account
         config = folder / "config.yaml"
         self.run = wandb.init(
@@ -104,4 +106,6 @@ class Tracker:
 
     def log_picture(self, step: int, picture: Path) -> None:
         """Hand a PNG file to wandb as well."""
+        import wandb
+
         self.run.log({picture.stem: wandb.Image(str(picture))}, step=step)
