@@ -38,7 +38,14 @@ from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
-from src.data.store import AXES, named_axes, open_fields, open_store, select
+from src.data.store import (
+    AXES,
+    MissingChunks,
+    named_axes,
+    open_fields,
+    open_store,
+    select,
+)
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -134,15 +141,24 @@ def cube(
     build(url, fields, chunk, train_period, command, shard)
 
 
-def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
+def pack(
+    url: str,
+    chunk: Window,
+    levels: list[float] | None = None,
+    missing_chunks: MissingChunks = "error",
+) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Args:
         url: a store that is finished.
         chunk: months, latitudes and longitudes of a chunk of the copy.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
+        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
+    source = open_store(url)
+    fields = select(open_fields(source, chunks={}), None, url, levels)
+    if missing_chunks == "land":
+        source.allow_land(fields)
     packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
     # Whatever the store's order: FastDataset takes windows of a copy in this one.
     packed = packed.transpose("variable", *AXES).astype("float32")
@@ -150,6 +166,7 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
     copy = packed.chunk(chunk_of_axis).to_dataset()
     about: dict[str, Any] = {"chunk": chunk, "levels": levels}
+    about |= {"missing_chunks": missing_chunks}
     about |= {"variables": list(fields), "grid": grid_of(fields)}
     copy = copy.drop_encoding().assign_attrs(about)
     encoding = with_checksums(copy)
@@ -202,7 +219,8 @@ def mend(url: str, bad: list[str]) -> None:
     if any(key.startswith("packed") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")
         about: Any = copy.attrs
-        pack(url, tuple(about["chunk"]), about.get("levels"))
+        missing_chunks = about.get("missing_chunks", "error")
+        pack(url, tuple(about["chunk"]), about.get("levels"), missing_chunks)
 
 
 COMMANDS: dict[str, Any] = {

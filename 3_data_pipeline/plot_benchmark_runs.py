@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from utils import read_configurations
 
 from src.config import CHAPTER, HelpFormatter
-from src.errors import one_line_errors
+from src.errors import UserError, one_line_errors
 
 STAGES = {  # columns of `steps` in the log: from when, until when
     "load": ("start", "end", "tab:blue"),
@@ -95,6 +95,8 @@ def main(file: str = "benchmark_configs/ladder.yaml") -> None:
     measured = set(turns["name"])
     # In the file's order, and without those that are commented out.
     names = [name for name in read_configurations(Path(file)) if name in measured]
+    if not names:
+        raise UserError(f"{log}: none of the configurations of {file}")
     folder = CHAPTER / "benchmark_imgs" / log.stem
     folder.mkdir(parents=True, exist_ok=True)
     bars(turns, names).savefig(folder / "bars.png", dpi=110)

@@ -32,7 +32,14 @@ from src.data.build import (
 )
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
-from src.data.store import AXES, named_axes, open_fields, open_store, select
+from src.data.store import (
+    AXES,
+    MissingChunks,
+    named_axes,
+    open_fields,
+    open_store,
+    select,
+)
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -99,15 +106,24 @@ def version(file: str) -> tuple[str, int, int]:
     return file, status.st_size, status.st_mtime_ns
 
 
-def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
+def pack(
+    url: str,
+    chunk: Window,
+    levels: list[float] | None = None,
+    missing_chunks: MissingChunks = "error",
+) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Args:
         url: a store that is finished.
         chunk: months, latitudes and longitudes of a chunk of the copy.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
+        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
+    source = open_store(url)
+    fields = select(open_fields(source, chunks={}), None, url, levels)
+    if missing_chunks == "land":
+        source.allow_land(fields)
     packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
     # Whatever the store's order: FastDataset takes windows of a copy in this one.
     packed = packed.transpose("variable", *AXES).astype("float32")
@@ -115,6 +131,7 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
     copy = packed.chunk(chunk_of_axis).to_dataset()
     about: dict[str, Any] = {"chunk": chunk, "levels": levels}
+    about |= {"missing_chunks": missing_chunks}
     about |= {"variables": list(fields), "grid": grid_of(fields)}
     copy = copy.drop_encoding().assign_attrs(about)
     encoding = with_checksums(copy)

@@ -52,8 +52,8 @@ def test_rank_0_says_how_a_stopped_run_has_ended():
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))"
     ending = f"{handler}; os.write(1, b'ready\\n'); time.sleep(1000)"
     process = start(ending, "time.sleep(1000)")
-    while process.stdout.readline() != "ready\n":
-        assert process.poll() is None
+    lines = sorted(process.stdout.readline() for _ in range(3))
+    assert lines == ["ready\n", "started\n", "started\n"]
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 4

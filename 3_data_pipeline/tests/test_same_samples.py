@@ -179,6 +179,9 @@ def test_any_layout_is_read_as_the_slow_reader_reads_it(tmp_path, zarr_format, p
     pairs = zip(slow.__getitems__(indices), fast.__getitems__(indices), strict=True)
     for (x, _), (y, _) in pairs:
         np.testing.assert_array_equal(x, y)
+    pack(url, (4, 9, 9), [850])
+    with pytest.raises(UserError, match=r"\['temperature_500'\] are not in it"):
+        FastDataset("train", packed=True, **settings)
     pack(url, (4, 9, 9), layouts.SETTINGS["levels"])
     copy = FastDataset("train", packed=True, **settings)
     pairs = zip(slow.__getitems__(indices), copy.__getitems__(indices), strict=True)

@@ -50,7 +50,10 @@ def launch(num_processes: int) -> int:
 
 
 def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
-    """Wait until all have ended; returns the exit code of the first that has failed, else 0."""
+    """Wait until all have ended; returns the exit code of the first that has failed, else 0.
+
+    After a signal it is 128 and the signal's number.
+    """
     # While none has failed.
     is_stopping = False
     while not any(process.poll() for process in ranks):
@@ -77,9 +80,10 @@ def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
     if not stop.number and code not in (130, 143):
         print(f"rank {failed[0]} failed first, with exit code {code}", file=sys.stderr)
     if stop.number:
-        # Rank 0 knows best how the run has ended, unless it was killed.
+        # Rank 0 may have a reason of its own to end, with a code of its own. But 1 may be that of a
+        # rank that has lost another one, and 143 comes from the SIGTERM that was handed on.
         own_code = ranks[0].returncode or 0
-        return own_code if own_code > 0 else 128 + stop.number
+        return own_code if 1 < own_code < 128 else 128 + stop.number
     return code
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from src.data.store import AXES
+from src.data.tensorstore_arrays import is_plain
 
 # Waiting less than this share of the time is noise, and a faster loader would gain nothing.
 NEGLIGIBLE = 0.05
@@ -148,8 +149,9 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     """
     dataset = loader.dataset
     num_readers = max(1, loader.num_workers)
-    # While packed integers are unpacked, one of the variables is there in float64, too.
-    unpacking = 0 if dataset.dtype == np.float32 else 2 / len(dataset.variables)
+    # Unpacked values get a place of their own, and one of the variables is there in float64, too.
+    is_unpacked = all(map(is_plain, dataset.encodings))
+    unpacking = 0 if is_unpacked else 1 + 2 / len(dataset.variables)
     for_training = dataset.batches_ahead + 3 + unpacking
     for_validation = 2 * (3 + unpacking)
     caches = 1e6 * dataset.cache_mb

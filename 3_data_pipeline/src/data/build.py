@@ -7,7 +7,6 @@ import math
 from contextlib import suppress
 from typing import Any
 
-import dask
 import numpy as np
 import xarray as xr
 import zarr
@@ -216,13 +215,16 @@ def add_statistics(
         missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
     store = open_store(url, anonymous=anonymous)
-    # Larger blocks than the store's chunks: fewer tasks of dask, each of which takes memory. Not
-    # smaller ones: each block of a chunk would read all of it.
-    sizes = [2**23]
-    for field in select(open_fields(store), variables, url, levels).values():
-        sizes.append(math.prod(field.encoding["chunks"]) * field.dtype.itemsize)
-    with dask.config.set({"array.chunk-size": max(sizes)}):
-        fields = open_fields(store, chunks="auto")
+    fields = open_fields(store)
+    for name, field in fields.items():
+        if not field.ndim:  # such as the description of a projection
+            continue
+        # Blocks of 8 MB: fewer tasks of dask than chunks, each of which takes memory. And of whole
+        # chunks, because each block with a part of one would read all of it.
+        first, *others = field.encoding["chunks"]
+        chunk_bytes = first * math.prod(others) * field.dtype.itemsize
+        block = (first * max(1, 2**23 // chunk_bytes), *others)
+        fields[name] = field.chunk(dict(zip(field.dims, block, strict=True)))
     fields = select(fields, variables, url, levels)
     if missing_chunks == "land":
         store.allow_land(fields)

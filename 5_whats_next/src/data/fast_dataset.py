@@ -95,6 +95,8 @@ class FastDataset(CloudDataset):
             text = "a copy of another grid; build_store.py pack makes a new one"
             raise UserError(f"{store.url}: {text}")
         names = copy.attrs["variables"]
+        if missing := [name for name in self.variables if name not in names]:
+            raise UserError(f"{store.url}: {missing} are not in it; it has {names}")
         self.variable_order = [names.index(name) for name in self.variables]
         self.encodings = [copy["fields"].encoding | {"array": "packed/fields"}]
         self.layers = {("packed/fields", 0): len(names)}
