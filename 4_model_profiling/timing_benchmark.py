@@ -49,15 +49,19 @@ def main() -> None:
         "--epochs", type=int, default=2, help="passes over the training samples"
     )
     parser.add_argument(
-        "--steps", type=int, default=-1, help="end after so many; -1: whole epochs"
+        "--steps", type=int, default=-1, help="so many instead; -1: whole epochs"
     )
     parser.add_argument(
         "--save-dir", help="new folder; by default results/benchmark/TIMESTAMP"
     )
     options, overrides = parser.parse_known_args()
+    if options.steps != -1 and options.steps <= WARMUP:
+        raise UserError(f"--steps {options.steps}: {WARMUP} of them do not count")
     folder = new_folder(options.save_dir, "benchmark")
 
-    words = [*overrides, f"--trainer.max_epochs={options.epochs}"]
+    # As many epochs as the steps need: each has a step at least.
+    epochs = max(options.epochs, options.steps)
+    words = [*overrides, f"--trainer.max_epochs={epochs}"]
     training = Training(options, words, max_steps=options.steps)
     timer = StepTimer(training.device.type)
     training.fit(timer)

@@ -193,16 +193,13 @@ def check_disk(plan: Plan) -> str:
 
 
 def check_cloud(plan: Plan) -> str:
-    """Checkpoints can be written, read and deleted; if they cannot be listed, the line says so."""
+    """Checkpoints can be written, read, listed and deleted."""
     path = storage_path(plan.config.trainer.cloud_storage_path)
     if not path:
         return "no upload"
     folder = CloudFolder(f"{path}/preflight")
     folder.probe()
-    try:
-        folder.names()
-    except UserError:
-        return f"{path} can be written and read, not listed: killed uploads stay"
+    folder.names()
     return f"{path} can be written, read and listed"
 
 

@@ -124,7 +124,7 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
         (["--data.workers=3"], "--data.workers"),
         (["--trainer.accelerator=tpu"], "trainer.accelerator"),
         (["--trainer.max_steps=9"], "an instrument has --steps"),
-        (["--steps=4"], "4 batches are too few"),
+        (["--steps=4"], "--steps 4: 5 of them do not count"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):

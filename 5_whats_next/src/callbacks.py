@@ -182,7 +182,12 @@ class CloudUploadCallback(Callback):
             # max_steps: a complete training.
             self.on_fit_end()
         else:
-            self.finish(PATIENCE_ON_ERROR)
+            try:
+                self.finish(PATIENCE_ON_ERROR)
+            except SystemExit:
+                # Taken over. Lightning raises the training's own error again, which says more.
+                if isinstance(error, SystemExit):
+                    raise
 
     def finish(self, seconds: float) -> list[str]:
         """Upload what is new, wait for it, print what has arrived; returns what has not.

@@ -97,10 +97,18 @@ class CloudFolder:
 
     def read(self, name: str, seconds: float = TIMEOUT) -> str:
         """A small object; empty if there is none."""
-        with suppress(FileNotFoundError):
+        try:
             path = f"{self.path}/{name}"
             return self.request("_cat_file", path, seconds=seconds).decode()
-        return ""
+        except FileNotFoundError:
+            return ""
+        except UserError as error:
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            # Without the right to list, AWS answers 403 for what is not there.
+            advice = "is the right to read, or to list (s3:ListBucket), missing?"
+            # Its cause stays: the uploader looks at it.
+            raise UserError(f"{error}; {advice}") from error.__cause__
 
     def version(self, name: str) -> str:
         """What changes with an object's content; empty if there is no object, or no such thing."""
@@ -136,12 +144,7 @@ class CloudFolder:
                 self.write(name, name, only_over=self.version(name))
                 self.has_conditions = not self.is_written(name, only_over='"0"')
         self.delete(name)
-        try:
-            self.read(name)
-        except UserError as error:
-            # AWS answers 403 in place of 404: a new run could not see that there is no latest.json.
-            advice = "is the right to list (s3:ListBucket) missing?"
-            raise UserError(f"{error}; {advice}") from error
+        self.read(name)  # what is not there: a new run's latest.json
 
     def is_written(self, name: str, only_over: str) -> bool:
         """Whether the store takes an object although its version is another one."""

@@ -27,6 +27,10 @@ class TakenOverError(UserError):
     """Another process goes on with the run."""
 
 
+class DamagedFileError(UserError):
+    """A checkpoint on this disk is damaged: another attempt to upload it cannot help."""
+
+
 class CloudRun:
     """One run in object storage, and its folder on the disk."""
 
@@ -76,7 +80,7 @@ class CloudRun:
                 if self.folder.version("latest.json") == version:
                     raise
         if previous_owner:
-            # Only this lists objects: where that is not allowed, killed uploads stay.
+            # Nothing depends on it: what stays now goes at the next claim.
             with suppress(UserError):
                 self.delete_unlisted()
 
@@ -99,7 +103,7 @@ class CloudRun:
     def upload(self, path: Path, name: str, step: int) -> None:
         """Upload the checkpoint ``path`` as ``name``, and what belongs to it."""
         if not is_intact(path):
-            raise UserError(f"{name} is damaged on this disk")
+            raise DamagedFileError(f"{name} is damaged on this disk")
         self.check_owner()
         sha256 = digest(path)
         key = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"

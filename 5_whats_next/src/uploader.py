@@ -4,8 +4,8 @@ import threading
 import time
 from pathlib import Path
 
-from src.checkpoint_files import add_name, saved_step
-from src.cloud_run import CloudRun, TakenOverError
+from src.checkpoint_files import add_name, saved_step, set_aside
+from src.cloud_run import CloudRun, DamagedFileError, TakenOverError
 
 PAUSE = 5.0  # seconds between two attempts of an upload, each with its own retries
 FIRST_NOTICE, LONGEST_NOTICE = 60.0, 3600.0  # seconds between two lines about a failure
@@ -55,11 +55,15 @@ class Uploader(threading.Thread):
                 snapshot, step = self.waiting.pop(name)
                 self.is_busy = True
             error = self.attempt(snapshot, name, step)
+            is_damaged = isinstance(error, DamagedFileError)
+            original = snapshot.parents[1] / name
+            if is_damaged and original.exists() and original.samefile(snapshot):
+                set_aside(original)  # the next start downloads it again
             with self.changed:
                 self.is_busy = False
                 self.error = error
                 self.notify(error)
-                if error and name not in self.waiting:
+                if error and not is_damaged and name not in self.waiting:
                     # Again, unless a newer one waits.
                     self.waiting[name] = (snapshot, step)
                 else:

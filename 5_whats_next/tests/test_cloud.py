@@ -14,6 +14,7 @@ import lightning as L
 import lightning_train
 import lightning_trainer
 import pytest
+import torch
 import yaml
 
 from src.callbacks import CloudUploadCallback
@@ -145,7 +146,10 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
 
 
 def test_a_bucket_without_the_right_to_list(folder, monkeypatch):
-    """AWS answers 403 for what is not there. Broken by: no read behind the deletion in probe."""
+    """AWS answers 403 for what is not there. Broken by: no read behind the deletion in probe.
+
+    A run with a name looks for its list first. Broken by: no advice in read.
+    """
     cat = folder.fs._cat_file
 
     async def forbidden(*arguments, **settings):
@@ -155,8 +159,30 @@ def test_a_bucket_without_the_right_to_list(folder, monkeypatch):
             raise PermissionError("Forbidden") from error
 
     monkeypatch.setattr(folder.fs, "_cat_file", forbidden)
-    with pytest.raises(UserError, match="the right to list"):
-        folder.probe()
+    for action in (folder.probe, lambda: folder.read("latest.json")):
+        with pytest.raises(UserError, match="or to list") as refused:
+            action()
+        assert isinstance(refused.value.__cause__, PermissionError)  # is_hopeless
+
+
+def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
+    """An older one, which no start has read. Broken by: no is_damaged in Uploader.run."""
+    cloud = upload(folder, tmp_path / "run", 2)
+    path = tmp_path / "run" / "checkpoints" / "best.ckpt"
+    weights = torch.arange(100_000.0)
+    save_durably({"weights": weights, "global_step": 1}, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(weights.numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    uploader = Uploader(cloud)
+    uploader.start()
+    uploader.enqueue(path)
+    with uploader.changed:
+        assert uploader.changed.wait_for(lambda: uploader.error, 60)
+        assert not uploader.waiting
+    uploader.close()
+    names = {file.name for file in path.parent.iterdir() if file.is_file()}
+    assert names == {"last.ckpt", "best.ckpt.damaged"}
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):

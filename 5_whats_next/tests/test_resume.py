@@ -116,6 +116,19 @@ def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path, number
     assert cloud.read_list()[0] == cloud.owner
 
 
+def test_a_takeover_does_not_hide_an_error(monkeypatch):
+    """Lightning raises it again. Broken by: no `except SystemExit` in on_exception."""
+    callback = callbacks.CloudUploadCallback()
+
+    def finish(seconds):
+        raise SystemExit(callbacks.TAKEN_OVER)
+
+    monkeypatch.setattr(callback, "finish", finish)
+    callback.on_exception(None, None, KeyError("mine"))
+    with pytest.raises(SystemExit, match="4"):
+        callback.on_exception(None, None, SystemExit(1))
+
+
 def test_a_list_that_changes_meanwhile_is_not_replaced(tmp_path):
     """Broken by: no only_over in upload; no has_conditions in probe."""
     path = tmp_path / "checkpoints" / "last.ckpt"

@@ -171,7 +171,7 @@ def test_a_corner_of_land_is_no_fault():
 
 
 def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
-    """Broken by: no OWN_DATA in a check; a right to list that is demanded; a train_loss, too."""
+    """Broken by: no OWN_DATA in a check; no names() in check_cloud; a train_loss, too."""
     # As if lightning_train.py had other imports.
     classes = {"AutoencoderModule": OwnModule, "FieldDataModule": OwnData}
     for name, own in classes.items():
@@ -180,9 +180,6 @@ def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
         settings = lightning_train.LightningSettings
         monkeypatch.setattr(module, "CLASSES", (*classes.values(), settings))
     (tmp_path / "own.yaml").write_text("trainer: {max_epochs: 1, accelerator: cpu}")
-    monkeypatch.setattr(
-        CloudFolder, "names", mock.Mock(side_effect=UserError("AccessDenied"))
-    )
     settings = [f"-c={tmp_path}/own.yaml", "--trainer.wandb=online"]
     account = mock.Mock(**{"return_value.viewer.username": "me"})
     monkeypatch.setattr(preflight.wandb, "Api", account)
@@ -190,11 +187,15 @@ def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
     assert call(monkeypatch, *settings, script=preflight) == 0
     lines = capsys.readouterr().out
     assert lines.count(preflight.OWN_DATA) == 4
-    assert "can be written and read, not listed" in lines
+    assert "can be written, read and listed" in lines
     assert "ok    wandb      online, as me" in lines
     account.side_effect = ValueError("unknown key")
+    denied = mock.Mock(side_effect=UserError("AccessDenied"))
+    monkeypatch.setattr(CloudFolder, "names", denied)
     assert call(monkeypatch, *settings, script=preflight) == 1
-    assert "FAIL  wandb      unknown key" in capsys.readouterr().out
+    lines = capsys.readouterr().out
+    assert "FAIL  wandb      unknown key" in lines
+    assert "FAIL  cloud      AccessDenied" in lines
 
 
 def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):

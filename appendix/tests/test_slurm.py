@@ -197,6 +197,7 @@ def environment_of(cluster: Cluster, pid: str) -> list[str]:
     return text.split("\0") if name.startswith("python") else []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_server_that_does_not_start_is_named(tmp_path):
     """Broken by: ``set -e``, which ends the script there without a word."""
     munged = tmp_path / "munged"
