@@ -192,6 +192,21 @@ def with_checksums(fields: xr.Dataset) -> dict[Any, dict[str, Any]]:
     return {name: {"compressors": [compressor]} for name in fields.variables}
 
 
+def in_blocks(fields: xr.Dataset) -> xr.Dataset:
+    """The same fields for dask, in blocks of whole chunks: about 8 MB, or one larger chunk."""
+    blocks = fields.copy()
+    for name, field in fields.items():
+        if not field.ndim:  # such as the description of a projection
+            continue
+        # Larger ones than the chunks: each block is a task of dask, which takes memory. Of whole
+        # chunks: each block with a part of a chunk would read all of it.
+        first, *others = field.encoding["chunks"]
+        chunk_bytes = first * math.prod(others) * field.dtype.itemsize
+        block = (first * max(1, 2**23 // chunk_bytes), *others)
+        blocks[name] = field.chunk(dict(zip(field.dims, block, strict=True)))
+    return blocks
+
+
 def add_statistics(
     url: str,
     train_period: Period,
@@ -215,17 +230,7 @@ def add_statistics(
         missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
     store = open_store(url, anonymous=anonymous)
-    fields = open_fields(store)
-    for name, field in fields.items():
-        if not field.ndim:  # such as the description of a projection
-            continue
-        # Blocks of 8 MB: fewer tasks of dask than chunks, each of which takes memory. And of whole
-        # chunks, because each block with a part of one would read all of it.
-        first, *others = field.encoding["chunks"]
-        chunk_bytes = first * math.prod(others) * field.dtype.itemsize
-        block = (first * max(1, 2**23 // chunk_bytes), *others)
-        fields[name] = field.chunk(dict(zip(field.dims, block, strict=True)))
-    fields = select(fields, variables, url, levels)
+    fields = select(in_blocks(open_fields(store)), variables, url, levels)
     if missing_chunks == "land":
         store.allow_land(fields)
     find_period(fields.indexes["time"], train_period)  # before hours of computing
