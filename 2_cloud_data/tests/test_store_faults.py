@@ -13,7 +13,7 @@ from zarr.core.sync import sync
 
 from src.data.build import add_statistics, build
 from src.data.cube import cube_fields
-from src.data.loaders import Loaders
+from src.data.loaders import Loaders, start_forkserver
 from src.data.s3_server import connect
 from src.data.store import bad_chunks, open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
@@ -63,8 +63,12 @@ def test_what_may_pass_is_tried_again(proxy, kind):
 
 
 @pytest.mark.slow
-def test_a_worker_tries_again(proxy):
+def test_a_worker_tries_again(monkeypatch, proxy):
     """Its libraries are told so, too. Broken by: no __setstate__ in CheckedStore."""
+    # What forks workers outlives this test, and must not keep the proxy's address.
+    with monkeypatch.context() as without_proxy:
+        without_proxy.delenv("EMBEDDED_S3_ENDPOINT")
+        start_forkserver()
     loaders = Loaders(lambda split: CloudDataset(split, **SETTINGS), 4, num_workers=1)
     proxy.faults = [Fault("503", times=2, path="/c/")]
     for _ in loaders.val_loader():
