@@ -3,6 +3,7 @@
 uv run torchrun --standalone --nproc-per-node 2 pytorch_ddp_train.py --trainer.accelerator cpu
 """
 
+import math
 import os
 import sys
 import time
@@ -43,9 +44,9 @@ def main() -> int:
         gpu = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
         backend = "nccl"
-    timeout = timedelta(minutes=30)  # for a download
-    # NCCL would guess the GPU from the rank, wrongly where machines differ.
-    dist.init_process_group(backend, timeout=timeout, device_id=gpu)
+    # Half an hour, for a download. NCCL would guess the GPU from the rank, wrongly where machines
+    # differ.
+    dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=gpu)
     rank = dist.get_rank()
     if rank > 0:  # rank 0 speaks for all
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until this process ends
@@ -97,7 +98,8 @@ def main() -> int:
         print(f"stopped after step {state.step}; go on with --resume {where}")
         return 128 + stop.number if stop.number else 0
     if tracker:
-        report(model, loaders.val_set, tracker, state.step)
+        with_pictures = settings.picture_every_n_epochs > 0
+        report(model, loaders.val_set, tracker, state.step, with_pictures)
     return 0
 
 
@@ -115,7 +117,7 @@ def train(
     parallel = torch.nn.parallel.DistributedDataParallel(state.model)
     checkpoints = tracker.folder / "checkpoints" if tracker else Path()
     checkpoint_every = settings.checkpoint_every_n_steps or total_steps
-    picture_every = settings.picture_every_n_epochs or settings.max_epochs
+    picture_every = settings.picture_every_n_epochs or math.inf
     # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()

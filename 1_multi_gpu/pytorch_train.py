@@ -6,6 +6,7 @@ uv run python pytorch_train.py --model.mask_ratio 0.9  override any key of the c
 uv run python pytorch_train.py --resume output/run_1   go on where a run stopped
 """
 
+import math
 import os
 import sys
 import time
@@ -75,7 +76,8 @@ def main() -> int:
     if stop.number or state.step < total_steps:
         print(f"stopped after step {state.step}; go on with --resume {where}")
         return 128 + stop.number if stop.number else 0
-    report(model, loaders.val_set, tracker, state.step)
+    with_pictures = settings.picture_every_n_epochs > 0
+    report(model, loaders.val_set, tracker, state.step, with_pictures)
     return 0
 
 
@@ -91,7 +93,7 @@ def train(
     device = next(state.model.parameters()).device
     checkpoints = tracker.folder / "checkpoints"
     checkpoint_every = settings.checkpoint_every_n_steps or total_steps
-    picture_every = settings.picture_every_n_epochs or settings.max_epochs
+    picture_every = settings.picture_every_n_epochs or math.inf
     # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()

@@ -35,7 +35,7 @@ LIMITS = {
     "1_multi_gpu": (6_500, 5_200, 2_850),
     "2_cloud_data": (11_800, 10_800, 2_950),
     "3_data_pipeline": (9_900, 5_150, 2_950),
-    "4_model_profiling": (7_100, 3_050, 2_950),
+    "4_model_profiling": (7_100, 3_100, 2_950),
     "5_whats_next": (14_000, 14_200, 3_550),
 }
 CHAPTERS = list(LIMITS)

@@ -16,7 +16,11 @@ MOST_SAMPLES = 1000
 
 
 def report(
-    model: nn.Module, dataset: FieldDataset, tracker: Tracker, step: int
+    model: nn.Module,
+    dataset: FieldDataset,
+    tracker: Tracker,
+    step: int,
+    with_pictures: bool,
 ) -> None:
     """Score the model and the baselines in physical units; print, write and draw the scores."""
     every = math.ceil(len(dataset) / MOST_SAMPLES)
@@ -34,11 +38,11 @@ def report(
     (tracker.folder / "summary.json").write_text(json.dumps(summary, indent=2))
     tracker.run.summary.update(scores)
 
-    draw(model, dataset, tracker, step, scores)
-    folder = os.path.relpath(tracker.folder)
-    print(
-        f"look at {folder}: curves.png, reconstructions.png, metrics.csv, summary.json"
-    )
+    files = "metrics.csv, summary.json"
+    if with_pictures:
+        draw(model, dataset, tracker, step, scores)
+        files = f"curves.png, reconstructions.png, {files}"
+    print(f"look at {os.path.relpath(tracker.folder)}: {files}")
 
 
 def draw(

@@ -33,7 +33,7 @@ def test_leaves_everything_behind(monkeypatch, tmp_path):
     monkeypatch.setattr(
         pytorch_train, "evaluate", lambda *_: {"val_loss": next(val_losses)}
     )
-    settings = ["--trainer.max_steps=8", "--trainer.picture_every_n_epochs=0"]
+    settings = ["--trainer.max_steps=8", "--trainer.picture_every_n_epochs=3"]
     folder = train(monkeypatch, tmp_path, *settings)
     call(monkeypatch, f"--resume={folder}")
     files = ["checkpoints", "config.yaml", "curves.png", "metrics.csv"]
@@ -61,6 +61,7 @@ def test_same_seed_same_bits_other_seed_other_curve(monkeypatch, tmp_path):
     reference = train(monkeypatch, tmp_path / "a")
     workers = train(monkeypatch, tmp_path / "b", "--data.num_workers=2")
     assert_same_run(reference, workers)
+    assert not list(reference.glob("*.png"))  # picture_every_n_epochs is 0
     other = train(monkeypatch, tmp_path / "c", "--seed_everything=1")
     first, second = (
         {row["train_loss"] for row in rows(f)} - {""} for f in (reference, other)

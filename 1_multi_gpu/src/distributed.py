@@ -83,7 +83,7 @@ def check_samples(loader: Any, world_size: int) -> None:
     knows_rank = any(hasattr(sampler, "rank") for sampler in samplers)
     if not knows_rank and not isinstance(loader.dataset, IterableDataset):
         raise UserError(
-            "all ranks would train on the same samples: see README.md, Your own model"
+            "all ranks would train on the same samples: see chapter 1, Your own model"
         )
 
 

@@ -33,7 +33,8 @@ def test_lightning_is_raw_pytorch_to_the_bit(monkeypatch, tmp_path):
 def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path):
     """With chapter 0's files; and it scores and predicts from the checkpoint."""
     monkeypatch.setattr(cli, "CHAPTER", tmp_path)
-    raw = train(monkeypatch, tmp_path / "raw")
+    # With pictures: tests/tiny.yaml has none.
+    raw = train(monkeypatch, tmp_path / "raw", "--trainer.picture_every_n_epochs=3")
     tiny = [f"-c={CHAPTER}/tests/tiny_cli.yaml", "--trainer.enable_progress_bar=false"]
     call(monkeypatch, "fit", *tiny, script=cli)
     folder = tmp_path / "output" / "run_1"

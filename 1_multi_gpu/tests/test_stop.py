@@ -55,7 +55,7 @@ def test_one_rank_alone(tmp_path, phase, rank, number):
     process = start(
         tmp_path,
         "--trainer.devices=2",
-        "--trainer.picture_every_n_epochs=0",
+        "--trainer.picture_every_n_epochs=1",
         command=command,
     )
     try:

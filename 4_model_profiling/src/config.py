@@ -49,7 +49,8 @@ class TrainerSettings:
         deterministic: repeatable kernels, where PyTorch has them; a little slower on a GPU.
         gradient_clip_val: largest allowed norm of the gradient; null allows any.
         log_every_n_steps: steps between two rows of training metrics.
-        picture_every_n_epochs: epochs between two pictures; 0 means at the end only.
+        picture_every_n_epochs: epochs between two pictures, which also come at the end; 0 means
+            none.
         checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
         output_dir: folder for the runs; a relative one lies in the chapter's folder.
         wandb: where metrics go; null follows the variable WANDB_MODE, and else stays offline.

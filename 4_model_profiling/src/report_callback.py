@@ -24,7 +24,8 @@ class Report(Callback):
 
     Args:
         wandb: where metrics go; null follows the variable WANDB_MODE, and else stays offline.
-        picture_every_n_epochs: epochs between two pictures; 0 means at the end only.
+        picture_every_n_epochs: epochs between two pictures, which also come at the end; 0 means
+            none.
         settings: what config.yaml gets; empty where LightningCLI writes it.
     """
 
@@ -123,7 +124,7 @@ class Report(Callback):
         self.tracker.log(trainer.global_step, epoch, scores)
         text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(f"epoch {epoch + 1} of {trainer.max_epochs}: {text}", flush=True)
-        every = self.picture_every or trainer.max_epochs
+        every = self.picture_every or math.inf
         if isinstance(module, AutoencoderModule) and (epoch + 1) % every == 0:
             val_set = trainer.datamodule.val_set
             draw(module.model, val_set, self.tracker, trainer.global_step, scores={})
@@ -137,7 +138,8 @@ class Report(Callback):
         tracker = self.tracker or self.open_tracker(trainer)
         # Lightning has moved it to the CPU.
         model = module.model.to(trainer.strategy.root_device)
-        report(model, trainer.datamodule.val_set, tracker, trainer.global_step)
+        val_set, step = trainer.datamodule.val_set, trainer.global_step
+        report(model, val_set, tracker, step, self.picture_every > 0)
 
 
 def logged(trainer: L.Trainer, is_train: bool) -> dict[str, float]:

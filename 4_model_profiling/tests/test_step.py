@@ -106,7 +106,9 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_two_compiled_ranks_give_the_curve_of_one(monkeypatch, tmp_path):
     """DDP and torch.compile together. Broken by: no world_size in the loss of training_step."""
+    # One block each: the compiler takes most of the time.
     settings = [OCEAN, "--trainer.max_epochs=1"]
+    settings += ["--model.depth=1", "--model.decoder_depth=1"]
     one = curve(train(monkeypatch, tmp_path / "one", *settings, script=lightning_train))
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--model.compile=true"]
     command = [*TWO_RANKS, "lightning_train.py"]
