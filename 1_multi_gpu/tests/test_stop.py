@@ -41,7 +41,6 @@ def test_a_signal_ends_a_run_in_any_phase(monkeypatch, tmp_path, phase, number):
 
 EVENTS = [
     ("sanity validation", 1, signal.SIGTERM),
-    ("validation", 1, signal.SIGINT),
     ("picture", 0, 0),
     ("step", 1, 0),
 ]
