@@ -152,6 +152,7 @@ def test_killed_while_saving(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # minutes beside other work
 def test_the_default_run_beats_all_baselines(tmp_path):
     """With the scores of the README, in a copy of the chapter. Broken by: lr 4e-5."""
     chapter = tmp_path / "elsewhere"
