@@ -98,9 +98,9 @@ def step_flops(model: MaskedAutoencoder) -> float:
 
 
 def seconds_of(work: str, **tensors: Tensor) -> float:
-    """The median time of a line of code."""
+    """The shortest time of a line of code: what the machine can do, and not what it does now."""
     timer = Timer(work, globals=tensors, num_threads=torch.get_num_threads())
-    return float(timer.blocked_autorange(min_run_time=1).median)
+    return float(min(timer.blocked_autorange(min_run_time=1).times))
 
 
 def machine_speed(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:

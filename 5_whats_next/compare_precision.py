@@ -11,7 +11,13 @@ import os
 from statistics import fmean, median
 
 import matplotlib.pyplot as plt
-from short_run import Recorder, read_options, results_folder, short_training
+from short_run import (
+    Recorder,
+    check_one_device,
+    read_options,
+    results_folder,
+    short_training,
+)
 from tqdm import tqdm
 
 from src.config import choose_device
@@ -20,7 +26,8 @@ from src.errors import one_line_errors
 
 def main() -> None:
     """Read the command line, train in turns, report."""
-    options, config = read_options(__doc__, {"turns": 3}, ["--trainer.max_epochs=1"])
+    options, config = read_options(__doc__, {"turns": 3}, {"trainer.max_epochs": 1})
+    check_one_device(config)
     runs: dict[str, Recorder] = {}  # the last one in each precision
     milliseconds: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
     if choose_device(config.trainer.accelerator).type != "cpu":
@@ -40,6 +47,7 @@ def print_table(
 ) -> None:
     """Speed and memory; losses of the last quarter and validation, against float32."""
     reference, tail = runs["32-true"], len(runs["32-true"].losses) // 4
+    last_step = max(reference.scores)  # with a validation; the same one in each
     print(
         "precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation"
     )
@@ -50,11 +58,12 @@ def print_table(
         saved = sum(run.saved_bytes.values())
         most = sum(reference.saved_bytes.values())
         loss = fmean(run.losses[-tail:]) / fmean(reference.losses[-tail:]) - 1
-        (*_, scores), (*_, expected) = run.scores.values(), reference.scores.values()
+        val_loss = run.scores[last_step]["val_loss"]
+        expected = reference.scores[last_step]["val_loss"]
         print(
             f"{name:<11} {median(times):7.1f}  {f'({min(times):.1f}-{max(times):.1f})':<12}"
             f"{median(ratios):6.2f}x{saved / 1e6:9.1f}{most / saved:7.2f}x{loss:+13.2%}"
-            f"{scores['val_loss'] / expected['val_loss'] - 1:+13.2%}"
+            f"{val_loss / expected - 1:+13.2%}"
         )
 
 

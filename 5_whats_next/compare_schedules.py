@@ -13,7 +13,13 @@ from typing import get_args
 import matplotlib.pyplot as plt
 import numpy as np
 from jsonargparse import Namespace
-from short_run import Recorder, read_options, results_folder, short_training
+from short_run import (
+    Recorder,
+    check_one_device,
+    read_options,
+    results_folder,
+    short_training,
+)
 from tqdm import tqdm
 
 from src.errors import one_line_errors
@@ -56,7 +62,8 @@ def steps_until_back(run: Recorder, window: int) -> list[float]:
 
 def main() -> None:
     """Read the command line, train, report."""
-    options, config = read_options(__doc__, {"seeds": 3}, ["--trainer.max_epochs=2"])
+    options, config = read_options(__doc__, {"seeds": 3}, {"trainer.max_epochs": 2})
+    check_one_device(config)
     runs = train_all(config, options.seeds)
 
     (*_, end) = runs["cosine"][0].scores.values()

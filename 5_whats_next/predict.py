@@ -44,8 +44,10 @@ BATCH_SIZE = 32
 HIDDEN = {"long_name": "1: hidden from the model, and predicted; 0: as in the store"}
 
 
-def open_run(folder: Path, checkpoint: str) -> tuple[Any, nn.Module, Period, int]:
-    """A run's data, its model, its validation period, and the optimiser step of the checkpoint.
+def open_run(
+    folder: Path, checkpoint: str
+) -> tuple[Any, nn.Module, dict[str, Any], int]:
+    """A run's data, its model, its data's settings, and the optimiser step of the checkpoint.
 
     Raises UserError if it is no run, the checkpoint is damaged, or the data are in no store.
     """
@@ -65,7 +67,7 @@ def open_run(folder: Path, checkpoint: str) -> tuple[Any, nn.Module, Period, int
     module.configure_model()
     module.load_state_dict(saved["state_dict"])
     model = module.model.eval().to(choose_device("auto"))
-    return dataset, model, open_dataset.keywords["val_period"], saved["global_step"]
+    return dataset, model, open_dataset.keywords, saved["global_step"]
 
 
 @torch.no_grad()
@@ -91,7 +93,8 @@ def predict(
     device = next(model.parameters()).device
     for batch in torch.arange(len(places)).split(BATCH_SIZE):
         windows = torch.stack([x[:, *places[i]] for i in batch])
-        # As the validation numbers its windows: the numbers decide what is hidden.
+        # The numbers decide what is hidden. Where val_stride is the window, they are those of the
+        # validation.
         index = block * len(places) + batch
         output = model(windows.to(device), index.to(device))
         for n, i in enumerate(batch):
@@ -221,10 +224,13 @@ def main(
         raise UserError(f"--to {to}: a file .nc or a folder .zarr on this disk")
     if target.exists() and not overwrite:
         raise UserError(f"{target} is there; --overwrite true replaces it")
-    dataset, model, val_period, step = open_run(folder, checkpoint)
+    dataset, model, settings, step = open_run(folder, checkpoint)
     model.mask_ratio = mask_ratio or model.mask_ratio
     fields = dataset.lazy_fields.transpose(*AXES)
-    steps = find_period(fields.indexes["time"], period or val_period)
+    times = fields.indexes["time"]
+    steps = find_period(times, period or settings["val_period"])
+    trained = find_period(times, settings["train_period"])
+    is_trained_on = steps.start < trained.stop and trained.start < steps.stop
     fields = fields.isel(time=steps)
     # Before hours of computing.
     if picture and picture not in fields:
@@ -243,7 +249,8 @@ def main(
     error, weight = torch.stack(errors).sum(0).numpy()
     table.insert(0, "this file", np.sqrt(error / weight) * dataset.std)
     table["unit"] = dataset.units
-    print(f"hidden values: RMSE here, and in the run's validation\n{table}")
+    note = " (trained on)" if is_trained_on else ""
+    print(f"hidden values: RMSE here{note}, and in the run's validation\n{table}")
     print(f"look at {target}")
     if picture:
         with xr.open_dataset(target) as written:

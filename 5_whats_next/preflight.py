@@ -1,8 +1,12 @@
-"""Check everything before a long training: twelve checks, a line for each.
+"""Check before a long training what can be checked soon: twelve checks, a line for each.
 
 uv run python preflight.py -c config/real.yaml --price_per_hour 20
 
-Takes all settings of lightning_train.py. Exit code 1 if something would fail.
+Takes all settings of lightning_train.py. Exit code 1 if something would fail. It trains a few steps
+on one device: ranks that meet, a resume and a whole validation are not tried. On all devices this
+tries the first one, and the same command with 40 the second; a validation comes after an epoch.
+
+uv run python lightning_train.py -c config/real.yaml --trainer.run_name try --trainer.max_steps 20
 """
 
 import os
@@ -28,6 +32,7 @@ from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
 from src.environment import load_environment
 from src.errors import UserError, one_line_errors
+from src.loader_report import memory_needed
 
 STEPS = 12  # that are timed; the first quarter warms up
 TIMEOUT = 5.0  # seconds for a server's answer
@@ -116,7 +121,12 @@ def check_data(plan: Plan) -> str:
     streams = getattr(train_set, "streams", plan.ranks)
     if streams % plan.ranks:
         raise UserError(f"streams: {streams} is no multiple of {plan.ranks} devices")
-    return f"{len(train_set)} samples, and {len(plan.loaders.val_set)} to validate"
+    text = f"{len(train_set)} samples, and {len(plan.loaders.val_set)} to validate"
+    if hasattr(train_set, "chunk"):
+        loader = plan.loaders.train_loader(lambda: 0)
+        size = memory_needed(loader, plan.loaders.batch_size // plan.ranks, False)
+        text += f"; batches take up to {size / 1e6:.0f} MB of memory in each rank"
+    return text
 
 
 def check_sample(plan: Plan) -> str:
@@ -139,14 +149,14 @@ def check_sample(plan: Plan) -> str:
     return f"{list(x.shape[1:])}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
 
 
-def check_memory(plan: Plan) -> str:
+def check_shm(plan: Plan) -> str:
     """Room in /dev/shm, where workers hand batches over; a full one kills them."""
     if plan.loaders is None:
         return OWN_DATA
     settings = plan.config.data
     place = Path("/dev/shm")
     if not settings.num_workers or not place.exists():
-        return "none needed"
+        return "no workers, so none needed in /dev/shm"
     sample = 4 * torch.Size(plan.loaders.train_set.sample_shape).numel()
     # 3: a training batch, and a validation batch of twice the size; both sets of workers stay.
     batches = settings.num_workers * settings.prefetch_factor * 3
@@ -229,7 +239,7 @@ CHECKS: dict[str, Callable[[Plan], str]] = {
     "cores": check_cores,
     "data": check_data,
     "sample": check_sample,
-    "memory": check_memory,
+    "shm": check_shm,
     "step": check_step,
     "checkpoint": check_checkpoint,
     "disk": check_disk,
@@ -237,7 +247,7 @@ CHECKS: dict[str, Callable[[Plan], str]] = {
     "wandb": check_wandb,
 }
 NEED_A_STEP = ("checkpoint", "disk")
-ASK_A_SERVER = ("sample", "cloud", "wandb")
+ASK_A_SERVER = ("cloud", "wandb")  # data and sample have their dataset's patience
 
 
 def attempt(name: str, plan: Plan) -> tuple[str, str]:
@@ -265,7 +275,7 @@ def attempt(name: str, plan: Plan) -> tuple[str, str]:
 def main() -> int:
     """Run the checks; returns 1 if one failed."""
     load_environment()
-    options, config = read_options(__doc__, {"price_per_hour": 0.0}, [])
+    options, config = read_options(__doc__, {"price_per_hour": 0.0}, {})
     plan = Plan(config, options.price_per_hour)
     marks = []
     for name in CHECKS:

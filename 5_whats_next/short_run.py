@@ -1,6 +1,7 @@
 """Short trainings whose curves are kept in memory, for the scripts that compare or look ahead."""
 
 import argparse
+import json
 import logging
 import math
 import sys
@@ -18,12 +19,16 @@ from lightning_train import CLASSES, build_training
 
 from src.checkpoint_files import read_step
 from src.config import CHAPTER, parse_config
+from src.errors import UserError
 
 
-def read_options(doc: Any, own: dict[str, Any], defaults: list[str]) -> tuple[Any, Any]:
+def read_options(
+    doc: Any, own: dict[str, Any], defaults: dict[str, Any]
+) -> tuple[Any, Any]:
     """A script's own options, with these defaults, and the settings of the training.
 
-    ``defaults`` are settings that the command line overrides.
+    ``defaults`` are settings that the user's files and options override. The result has the user's
+    own words as ``own_overrides``, and these behind the defaults as ``overrides``.
     """
     more = "and all settings of lightning_train.py; its --help explains them"
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
@@ -32,9 +37,27 @@ def read_options(doc: Any, own: dict[str, Any], defaults: list[str]) -> tuple[An
         parser.add_argument(
             f"--{name}", type=type(value), default=value, help=f"default {value}"
         )
-    options, overrides = parser.parse_known_args()
-    options.overrides = [*defaults, *overrides]
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], help="YAML file of settings"
+    )
+    options, others = parser.parse_known_args()
+    options.own_overrides = [*(f"-c={file}" for file in options.config), *others]
+    if options.config:
+        # Files count before all options, so the defaults are a file, too: the first one.
+        first = [f"-c={json.dumps(defaults)}"]
+    else:
+        # Options, because any file would replace config.yaml.
+        first = [f"--{key}={value}" for key, value in defaults.items()]
+    options.overrides = [*first, *options.own_overrides]
     return options, parse_config(doc, options.overrides, *CLASSES)[0]
+
+
+def check_one_device(config: Namespace) -> None:
+    """Raise UserError for several devices: each rank would run the whole script by itself."""
+    if config.trainer.devices > 1 or config.trainer.num_nodes > 1:
+        raise UserError(
+            "this script trains on one device: --trainer.devices 1 --trainer.num_nodes 1"
+        )
 
 
 class EnoughStepsError(Exception):
@@ -53,7 +76,8 @@ class Recorder(Callback):
             float
         ] = []  # of the steps; from one to the next is the wait for data, too
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
-        # Bytes of what the first forward pass saves, by address.
+        # Bytes of what the first forward pass saves, by address; without the weights.
+        self.weights: set[int] = set()
         self.saved_bytes: dict[int, int] = {}
         self.hooks = ExitStack()
         # Of a training that ends after max_steps.
@@ -61,10 +85,14 @@ class Recorder(Callback):
         self.checkpoint_bytes = 0
         self.checkpoint_step: int | None = None
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: object) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, *_: object
+    ) -> None:
         """Start the clock; in the first step also look at what is kept for the gradients."""
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         if not self.losses:
+            # They are there with any batch.
+            self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
             hooks = torch.autograd.graph.saved_tensors_hooks(
                 self.keep, lambda tensor: tensor
             )
@@ -75,7 +103,8 @@ class Recorder(Callback):
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()  # several tensors may be views of it
-        self.saved_bytes[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in self.weights:
+            self.saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def on_before_backward(self, *_: object) -> None:

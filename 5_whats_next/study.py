@@ -19,7 +19,13 @@ import torch
 import yaml
 from lightning_train import CLASSES
 from optuna.trial import TrialState
-from short_run import Recorder, read_options, results_folder, short_training
+from short_run import (
+    Recorder,
+    check_one_device,
+    read_options,
+    results_folder,
+    short_training,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -32,7 +38,7 @@ from src.model.masking import random_mask
 from src.model.pytorch_model import MaskedAutoencoder
 
 # Short trainings, the same number of samples for each; in memory, so that storage does not limit.
-SHORT = ["--trainer.max_epochs=4", "--data.dataset=OceanDataset"]
+SHORT = {"trainer.max_epochs": 4, "data.dataset": "OceanDataset"}
 BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size has to divide the block
 PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
 
@@ -142,7 +148,9 @@ def report(study: Any, folder: Path, overrides: list[str]) -> None:
 
 def main() -> None:
     """Search, or go on searching; report."""
-    options, _ = read_options(__doc__, {"trials": 12, "name": "small"}, SHORT)
+    own = {"trials": 12, "name": "small"}
+    options, config = read_options(__doc__, own, SHORT)
+    check_one_device(config)
     folder = results_folder(f"study/{options.name}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -166,7 +174,7 @@ def main() -> None:
             n_trials=1,
             catch=(UserError, torch.OutOfMemoryError),
         )
-    report(study, folder, options.overrides[len(SHORT) :])
+    report(study, folder, options.own_overrides)
 
 
 if __name__ == "__main__":

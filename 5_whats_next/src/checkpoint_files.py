@@ -100,20 +100,32 @@ def save_durably(state: dict[str, Any], path: Path) -> None:
     """Write a checkpoint; the one that was there becomes NAME.previous.ckpt.
 
     Raises:
-        UserError: it failed, as on a full disk; the older files are as they were.
+        UserError: it failed, as on a full disk, or no resume could read it; the older files are as
+            they were.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    unchecked = path.with_name(f"{path.name}.unchecked")
     previous = path.with_name(f"{path.stem}.previous.tmp")
     try:
+        # Another name, fsync, rename: a whole file exists at every moment.
+        save_atomic(state, unchecked)
+        # Under a name that no resume looks for: a training of days must not end with nothing.
+        if get_unsafe_globals_in_checkpoint(unchecked):
+            unchecked.unlink()
+            names = ", ".join(unreadable_entries(state))
+            raise UserError(
+                f"no resume could read the checkpoint: write {names} as str, int, float,"
+                " list or dict (save_hyperparameters, state_dict)"
+            )
         if path.exists():
             add_name(path, previous)
-        # Another name, fsync, rename: a whole file exists at every moment.
-        save_atomic(state, path)
+        unchecked.replace(path)
         if previous.exists():
             previous.replace(path.with_name(f"{path.stem}.previous.ckpt"))
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
-        for leftover in (path.with_name(f"{path.name}.tmp"), previous):
+        part = unchecked.with_name(f"{unchecked.name}.tmp")
+        for leftover in (part, unchecked, previous):
             # They may fill the disk.
             leftover.unlink(missing_ok=True)
         # On a full disk torch.save's clean-up fails, too, and hides the cause.
@@ -146,22 +158,13 @@ def sync_folder(folder: Path) -> None:
 class DurableCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoints, written and read as above."""
 
-    is_first = True
-
     # Lightning stages in TMPDIR and moves: where that is another filesystem, a crash while moving
     # destroys the last checkpoint. https://github.com/Lightning-AI/pytorch-lightning/issues/21253
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
     ) -> None:
-        """Write it, and read the first one back: a training of days must not end with nothing."""
+        """Write it. Raises UserError if that fails, or if no resume could read it."""
         save_durably(checkpoint, Path(path))
-        if self.is_first and get_unsafe_globals_in_checkpoint(path):
-            names = ", ".join(unreadable_entries(checkpoint))
-            raise UserError(
-                f"no resume could read the checkpoint: write {names} as str, int, float,"
-                " list or dict (save_hyperparameters, state_dict)"
-            )
-        self.is_first = False
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Read it. Raises UserError if the file is damaged."""

@@ -13,7 +13,8 @@ from src.data.store import file_system
 from src.errors import UserError
 
 READ_TIMEOUT = 20.0  # seconds; a server may take long to acknowledge a large object
-TIMEOUT = 60.0  # seconds, with all retries; plus one for each megabyte
+TIMEOUT = 60.0  # seconds, with all retries
+SECONDS_PER_MB = 10.0  # more for a transfer: a line may be slow
 PART = 50 * 2**20  # bytes; files of at least two parts are uploaded in parts
 
 
@@ -42,7 +43,7 @@ class CloudFolder:
         """Call an asynchronous method of the filesystem, which retries by itself."""
         # A limit for an answer is not enough: a transfer of which a byte arrives now and then would
         # never end.
-        seconds += size / 1e6
+        seconds += SECONDS_PER_MB * size / 1e6
 
         async def limited() -> Any:
             async with asyncio.timeout(seconds):
@@ -53,7 +54,7 @@ class CloudFolder:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.url}: {error}") from error
         except Exception as error:
-            reason = str(error) or f"no answer in {seconds:.0f} s"
+            reason = str(error) or f"not finished in {seconds:.0f} s"
             raise UserError(f"{self.url}: {type(error).__name__} {reason}") from error
 
     def upload(self, path: Path, name: str, sha256: str) -> None:

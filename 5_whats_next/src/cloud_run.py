@@ -10,6 +10,7 @@
 
 import json
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from src.cloud_folder import TIMEOUT, CloudFolder, DamagedError, digest
 from src.errors import UserError
 
 KEEP = 2  # checkpoints of each name
+OBJECT = re.compile(r".+-\d{9,}-[0-9a-f]{8}\.ckpt")  # what upload calls them
 FIND_TIMEOUT = 7.0  # seconds at a start: a wrong address is found soon
 
 
@@ -90,7 +92,8 @@ class CloudRun:
         names = self.folder.names()
         listed = {entry["object"] for entry in self.check_owner()}
         for name in names:
-            if name.endswith(".ckpt") and name not in listed:
+            # Under another name, somebody has put it there.
+            if OBJECT.fullmatch(name) and name not in listed:
                 self.folder.delete(name)
 
     def check_owner(self) -> list[dict[str, Any]]:

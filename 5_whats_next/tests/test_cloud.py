@@ -298,7 +298,7 @@ def test_the_disk_is_taken_if_the_cloud_is_silent(proxy, folder, tmp_path, capsy
     cloud = folder.url.removesuffix("/run")
     with mock.patch("src.cloud_run.FIND_TIMEOUT", 1):
         path = find_run(tmp_path / "run", "auto", cloud)
-        with pytest.raises(UserError, match="no answer in 1 s"):
+        with pytest.raises(UserError, match="not finished in 1 s"):
             find_run(tmp_path / "new" / "run", "auto", cloud)
     assert path == tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert "resume    from the disk, because of" in capsys.readouterr().out
@@ -366,12 +366,13 @@ def test_what_a_store_compares_is_not_read_back(folder, tmp_path, monkeypatch):
 
 
 def test_an_upload_that_was_killed_is_deleted(folder, tmp_path):
-    """Broken by: no deletion in claim, or one of what the list names."""
+    """Broken by: no deletion in claim, or one of what the list names; no OBJECT."""
     cloud = upload(folder, tmp_path / "run", 1)
     folder.write("last-000000002-12345678.ckpt", "half of a checkpoint")
+    folder.write("epoch-7.ckpt", "somebody's own copy")
     cloud.claim()
     (entry,) = cloud.newer_than(0)
-    assert set(folder.names()) == {"latest.json", entry["object"]}
+    assert set(folder.names()) == {"latest.json", "epoch-7.ckpt", entry["object"]}
 
 
 def test_a_claim_loses_no_upload(folder, tmp_path):
@@ -471,11 +472,11 @@ class TrickleHandler(Handler):
 
 
 def test_a_transfer_that_is_slow_and_never_silent(proxy, folder):
-    """Broken by: no asyncio.timeout in request."""
+    """Broken by: no asyncio.timeout in request; no SECONDS_PER_MB."""
     folder = CloudFolder(folder.url)
     proxy.RequestHandlerClass = TrickleHandler
-    with pytest.raises(UserError, match="no answer in 1 s"):
-        folder.read("latest.json", seconds=1)
+    with pytest.raises(UserError, match="not finished in 2 s"):
+        folder.request("_cat_file", f"{folder.path}/a", seconds=1, size=100_000)
 
 
 # With the blog's arguments. Broken by: no local_dir.

@@ -140,7 +140,9 @@ def test_scores_are_those_of_the_run(tmp_path, capsys):
     run = trained(tmp_path, url, "2000-02-08", levels=[850.0])
     capsys.readouterr()
     predict.main(str(run), picture="rain_850", date="2000-02-03")
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    console = capsys.readouterr().out
+    assert "trained on" not in console
+    rows = [line.split() for line in console.splitlines()]
     scores = {row[0]: row[1:] for row in rows}
     for name, expected_unit in (("sst_850", "K"), ("rain_850", "mm")):
         here, validation, unit = scores[f"rmse_{name}"]
@@ -153,6 +155,9 @@ def test_scores_are_those_of_the_run(tmp_path, capsys):
             expected = level.astype("float32").where(output["hidden"] == 0)
             shown = output["rain_850"].where(output["hidden"] == 0)
             xr.testing.assert_equal(shown, expected)
+    overlapping = ("2000-01-24", "2000-02-03")
+    predict.main(str(run), period=overlapping, overwrite=True)
+    assert "RMSE here (trained on), and" in capsys.readouterr().out
 
 
 # Broken by: no temporary name; no `finally`; the old output removed before the new one is whole.

@@ -34,6 +34,7 @@ exit "$CODE\"""",
 )
 def test_a_job_is_requeued_while_it_gets_on(tmp_path, steps, code, requeued):
     """Broken by: SLURM_RESTART_COUNT for restarts; no comparison with last_step."""
+    run_name = "mine" if code == 4 else "slurm-7"
     shutil.copy(CHAPTER / "train_requeue.sbatch", tmp_path)
     (tmp_path / "bin").mkdir()
     for name, text in COMMANDS.items():
@@ -46,6 +47,7 @@ def test_a_job_is_requeued_while_it_gets_on(tmp_path, steps, code, requeued):
         "CODE": str(code),
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "7",
+        "RUN_NAME": "mine" if code == 4 else "",
         "SLURM_CPUS_PER_TASK": "8",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_NTASKS_PER_NODE": "4",
@@ -70,4 +72,5 @@ def test_a_job_is_requeued_while_it_gets_on(tmp_path, steps, code, requeued):
     assert ("not put back into the queue" in texts[-1]) == is_stopped
     call = (tmp_path / "calls").read_text().splitlines()[0]
     assert "--cpus-per-task=8" in call
-    assert "-c mine.yaml --trainer.run_name slurm-7 --trainer.output_dir output" in call
+    words = f"-c mine.yaml --trainer.run_name {run_name} --trainer.output_dir output"
+    assert words in call

@@ -191,8 +191,9 @@ HYPERPARAMETERS = {"folder": Path("x"), "scale": np.float64(2)}
 
 
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
-def test_a_checkpoint_that_no_resume_reads(monkeypatch, tmp_path, name):
-    """Broken by: no is_first in DurableCheckpointIO."""
+@pytest.mark.parametrize("cloud", ["none", "s3://embedded/tests/{}"])
+def test_a_checkpoint_that_no_resume_reads(monkeypatch, tmp_path, name, cloud):
+    """Broken by: no look at the unchecked file; `unchecked.replace(path)` before it."""
     build_training = lightning_train.build_training
 
     def build(*arguments):
@@ -201,8 +202,11 @@ def test_a_checkpoint_that_no_resume_reads(monkeypatch, tmp_path, name):
         return training
 
     monkeypatch.setattr(lightning_train, "build_training", build)
+    words = ["--trainer.checkpoint_every_n_steps=1"]
+    words += [f"--trainer.cloud_storage_path={cloud.format(tmp_path.name)}"]
     with pytest.raises(UserError, match=f"write hyper_parameters.{name} as str"):
-        local(monkeypatch, tmp_path, "--trainer.checkpoint_every_n_steps=1")
+        local(monkeypatch, tmp_path, *words)
+    assert not [*tmp_path.rglob("*.ckpt*")]
 
 
 def test_a_resumed_run_can_be_resumed(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import csv
 import random
 from unittest import mock
 
+import compare_schedules
 import lightning_train
 import pandas as pd
 import preflight
@@ -55,6 +56,32 @@ def test_a_score_compares_models(study):
 
     assert score(0, patch_size=(3, 4, 4)) == score(0, patch_size=(3, 8, 8)) > 0.5
     assert score(1, mask_ratio=0.5) == score(1, mask_ratio=0.9)
+
+
+# Broken by: defaults as options in front of the user's; own_overrides without the file.
+@pytest.mark.parametrize(
+    ("words", "epochs", "dataset"),
+    [
+        ([], 3, "OceanDataset"),
+        (["--trainer.max_epochs=7"], 7, "OceanDataset"),
+        (["-c=mine.yaml"], 3, "DummyDataset"),
+    ],
+)
+def test_defaults_lose_to_the_user(monkeypatch, tmp_path, words, epochs, dataset):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("data: {dataset: DummyDataset}")
+    monkeypatch.setattr("sys.argv", ["a_script.py", *words])
+    defaults = {"trainer.max_epochs": 3, "data.dataset": "OceanDataset"}
+    options, config = short_run.read_options("", {}, defaults)
+    assert options.own_overrides == words
+    assert config.trainer.max_epochs == epochs
+    assert type(config.data.dataset("val")).__name__ == dataset
+
+
+def test_scripts_of_one_device_refuse_several(monkeypatch):
+    """Each rank would run the script. Broken by: no check_one_device."""
+    with pytest.raises(UserError, match="this script trains on one device"):
+        call(monkeypatch, TINY, "--trainer.devices=2", script=compare_schedules)
 
 
 # Broken by: no load_if_exists; a trial that is worse and not pruned.
@@ -122,7 +149,7 @@ def test_preflight(monkeypatch, capsys):
         if "FAIL" in line
     }
     assert failed == {
-        *("precision", "batch", "sample", "memory", "step"),
+        *("precision", "batch", "sample", "shm", "step"),
         *("checkpoint", "disk", "cloud", "wandb"),
     }
 
