@@ -27,6 +27,7 @@ from src.data.store import (
     AXES,
     DECODING_ERRORS,
     MissingChunks,
+    check_dates,
     explained,
     open_fields,
     open_store,
@@ -104,9 +105,10 @@ class CloudDataset(FieldDataset):
         self.mean = statistics["mean"].values
         self.std = statistics["std"].values
 
-        train, val = find_periods(
-            fields.indexes["time"], window, train_period, val_period
-        )
+        time = fields.indexes["time"]
+        train, val = find_periods(time, window, train_period, val_period)
+        check_dates(time, train)
+        check_dates(time, val)
         period = train if split == "train" else val
         stride = train_stride if split == "train" else val_stride
         if wrap_longitude is None:

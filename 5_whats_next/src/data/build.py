@@ -7,7 +7,6 @@ import math
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import xarray as xr
 import zarr
 from filelock import FileLock
@@ -24,7 +23,14 @@ from src.data.statistics import (
     open_statistics,
     statistics_url,
 )
-from src.data.store import AXES, MissingChunks, open_fields, open_store, select
+from src.data.store import (
+    AXES,
+    MissingChunks,
+    check_dates,
+    open_fields,
+    open_store,
+    select,
+)
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -105,27 +111,13 @@ def build(
 
 
 def check_axes(fields: xr.Dataset, train_period: Period) -> None:
-    """Refuse axes without coordinates, dates that do not rise, and a date that is missing.
-
-    A window counts steps: without one day's file it would take 13 days for 12.
-    """
+    """Refuse axes without coordinates, dates that do not rise, and a date that is missing."""
     nameless = set(AXES) - set(fields.coords)
     if nameless:
         raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
-    time: Any = fields.indexes["time"]
-    if not (time.is_monotonic_increasing and time.is_unique):
-        raise UserError("the dates have to rise: use sortby('time')")
+    time = fields.indexes["time"]
+    check_dates(time, slice(0, len(time)))
     find_period(time, train_period)
-    if len(time) < 3:
-        return
-    seconds = (time[1:] - time[:-1]).total_seconds()
-    longest = int(seconds.argmax())
-    # Months differ by three days.
-    if seconds[longest] > 1.5 * np.median(seconds):
-        raise UserError(
-            f"no data between {time[longest]} and {time[longest + 1]}; "
-            "put NaN where a date has none"
-        )
 
 
 def size_of(fields: xr.Dataset) -> str:
@@ -233,7 +225,8 @@ def add_statistics(
     fields = select(in_blocks(open_fields(store)), variables, url, levels)
     if missing_chunks == "land":
         store.allow_land(fields)
-    find_period(fields.indexes["time"], train_period)  # before hours of computing
+    time = fields.indexes["time"]
+    check_dates(time, find_period(time, train_period))  # before hours of computing
     place = statistics_url(to or url, train_period)
     source = url.rpartition("::")[2]  # without filecache::
     known: list[str] = []
