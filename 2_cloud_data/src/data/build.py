@@ -48,12 +48,12 @@ def build(
 ) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
-    Dask arrays are computed chunk by chunk; a region is as many months as a chunk.
+    Dask arrays are computed chunk by chunk; a region is as many steps as a chunk.
 
     Args:
         url: where to.
         fields: the variables.
-        chunk: months, latitudes and longitudes of a chunk.
+        chunk: time steps, latitudes and longitudes of a chunk.
         train_period: first and last date of the training, both inclusive.
         command: the subcommand of build_store.py and its arguments, for a repair.
 

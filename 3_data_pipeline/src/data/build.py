@@ -49,16 +49,16 @@ def build(
 ) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
-    Dask arrays are computed object by object; a region is as many months as an object.
+    Dask arrays are computed object by object; a region is as many steps as an object.
 
     Args:
         url: where to.
         fields: the variables.
-        chunk: months, latitudes and longitudes of a chunk.
+        chunk: time steps, latitudes and longitudes of a chunk.
         train_period: first and last date of the training, both inclusive.
         command: the subcommand of build_store.py and its arguments, for a repair.
-        shard: months, latitudes and longitudes of an object with several chunks; multiples of a
-            chunk's. None writes an object for each chunk.
+        shard: time steps, latitudes and longitudes of an object with several chunks; multiples of
+            a chunk's. None writes an object for each chunk.
 
     Raises:
         UserError: something else is at this place, a shard is no multiple of a chunk, an axis has

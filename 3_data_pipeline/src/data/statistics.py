@@ -22,7 +22,7 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
     """Compute the statistics of dask arrays over (time, lat, lon), block by block.
 
     Returns mean, std (V,), climatology (V, 12, H, W) of the training period, has_values (V, T): any
-    in this month? Raises UserError for a variable that is constant or has no value.
+    at this step? Raises UserError for a variable that is constant or has no value.
     """
     steps = find_period(fields.indexes["time"], train_period)
     results: list[xr.Dataset] = []
