@@ -21,7 +21,12 @@ from src.data.s3_server import CREDENTIALS, connect
 from src.data.tensorstore_arrays import shared_context
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
-from src.loader_report import LoaderReport, limiting_stage, summary
+from src.loader_report import (
+    LoaderReport,
+    limiting_stage,
+    memory_needed,
+    summary,
+)
 from tests import layouts
 from tests.runs import TWO_RANKS, rows, saved, start, train
 from tests.stores import SETTINGS, build_small
@@ -134,6 +139,9 @@ def test_the_cost_of_a_window_is_that_of_its_chunks(tmp_path):
         )
     text = summary(DataLoader(dataset), 4, validates_inside=False)
     assert f"takes {count / len(dataset):.1f} chunks of 9 kB" in text
+    # No more chunks are under way than there are. 16 batches ahead, and three.
+    needed = memory_needed(DataLoader(dataset), 4, validates_inside=False)
+    assert needed == 19 * 4 * (4 * 5 * 30 * 4) + 9 * (24 * 8 * 12 * 4)
 
 
 def test_waiting_leaves_validation_out(monkeypatch):
