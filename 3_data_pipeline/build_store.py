@@ -149,6 +149,8 @@ def pack(
 ) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
+    Run it again after values of the store were corrected: no reader notices an old copy.
+
     Args:
         url: a store that is finished.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
