@@ -17,6 +17,7 @@ from src.data.cube import cube_fields
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
+from src.data.look_ahead import LookAhead
 from src.data.s3_server import CREDENTIALS, connect
 from src.data.tensorstore_arrays import shared_context
 from src.data.usecase_cloud_dataset import CloudDataset
@@ -86,6 +87,15 @@ def test_two_ranks_read_the_batches_of_one():
     ):
         for rank, (part, numbers) in enumerate(parts):
             assert_close((part, numbers), (x[rank::2], index[rank::2]), **SAME)
+
+
+def test_look_ahead_knows_the_ranks_of_its_sampler():
+    """Broken by: world_size = 2, or a rank, whatever the sampler: check_samples looks for them."""
+    loaders = RankLoaders(1, 2, dataset=lambda split: FastDataset(split, **SETTINGS))
+    assert loaders.train_loader(lambda: 0).batch_sampler.world_size == 2
+    knows_no_ranks = LookAhead([[0], [1]], loaders.train_set)
+    assert knows_no_ranks.world_size == 1
+    assert not hasattr(knows_no_ranks, "rank")
 
 
 def test_an_epoch_goes_on_in_its_middle():

@@ -31,7 +31,7 @@ class FastDataset(CloudDataset):
         concurrency: requests that are on their way at the same time.
         cache_mb: megabytes of decoded chunks that stay in memory.
         packed: read the copy with all variables in each chunk, which build_store.py pack makes. It
-            does not notice values that were corrected in the store later: run pack again.
+            stays as it is when values of the store are corrected: run pack again then.
         settings: those of CloudDataset.
 
     Raises:

@@ -76,8 +76,10 @@ class ChunkStream(FastDataset):
                 windows = []
                 for block in sorted(own_blocks[first : first + self.held]):
                     # The blocks rise along the time axis, so the windows of one are neighbours.
-                    steps = np.searchsorted(block_of_step, [block, block + 1])
-                    windows.append(np.arange(*steps * samples_a_step))
+                    first_step = np.searchsorted(block_of_step, block)
+                    stop_step = np.searchsorted(block_of_step, block + 1)
+                    first_window = first_step * samples_a_step
+                    windows.append(np.arange(first_window, stop_step * samples_a_step))
                 stream += generator.permutation(np.concatenate(windows)).tolist()
             streams.append(stream)
 
