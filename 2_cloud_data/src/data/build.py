@@ -18,19 +18,13 @@ from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import (
     check_climatology,
+    check_dates,
     compute_statistics,
     grid_of,
     open_statistics,
     statistics_url,
 )
-from src.data.store import (
-    AXES,
-    MissingChunks,
-    check_dates,
-    open_fields,
-    open_store,
-    select,
-)
+from src.data.store import AXES, MissingChunks, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 

@@ -19,6 +19,7 @@ from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import (
     check_climatology,
+    check_dates,
     check_source,
     of_variables,
     open_statistics,
@@ -28,7 +29,6 @@ from src.data.store import (
     AXES,
     DECODING_ERRORS,
     MissingChunks,
-    check_dates,
     explained,
     open_fields,
     open_store,
