@@ -128,10 +128,10 @@ def bad_chunks(
             return True
         return False
 
-    places = itertools.product(*numbers)
+    left = itertools.product(*numbers)
     with ThreadPoolExecutor(32) as threads:
         # Some at a time: map() would make a list of all chunks of the store.
-        while batch := list(itertools.islice(places, 1024)):
+        while batch := list(itertools.islice(left, 1024)):
             for place, bad in zip(batch, threads.map(is_bad, batch), strict=True):
                 if bad:
                     yield f"{name}/{array.metadata.encode_chunk_key(place)}"

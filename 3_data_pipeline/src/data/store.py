@@ -133,11 +133,11 @@ def bad_chunks(
             return True
         return False
 
-    places = itertools.product(*starts)
+    left = itertools.product(*starts)
     reported = set()
     with ThreadPoolExecutor(32) as threads:
         # Some at a time: map() would make a list of all chunks of the store.
-        while batch := list(itertools.islice(places, 1024)):
+        while batch := list(itertools.islice(left, 1024)):
             for start, bad in zip(batch, threads.map(is_bad, batch), strict=True):
                 pairs = zip(start, object_shape, strict=True)
                 place = tuple(first // size for first, size in pairs)
