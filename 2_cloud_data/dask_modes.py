@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import resource
 import statistics
+import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
@@ -25,7 +26,8 @@ MODES = ("none", "single-threaded", "threads", "cluster")
 
 def peak_memory() -> float:
     """The most that this process has had in memory, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    units = 1e6 if sys.platform == "darwin" else 1e3  # bytes on macOS, kB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units
 
 
 def measure(mode: Any, batches: list[list[int]]) -> tuple[float, float, float]:

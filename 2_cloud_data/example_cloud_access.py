@@ -24,7 +24,12 @@ def main() -> None:
         "key": server["AWS_ACCESS_KEY_ID"],
         "secret": server["AWS_SECRET_ACCESS_KEY"],
     }
-    fs = fsspec.filesystem("s3", endpoint_url=server["AWS_ENDPOINT_URL"], **keys)
+    fs = fsspec.filesystem(
+        "s3",
+        endpoint_url=server["AWS_ENDPOINT_URL"],
+        config_kwargs={"max_pool_connections": NUM_PARTS},  # the default is ten
+        **keys,
+    )
     url = f"{FOLDER}/numbers.bin"
     content = bytes(range(256)) * (SIZE // 256)
 

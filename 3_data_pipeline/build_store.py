@@ -149,9 +149,11 @@ def pack(
 ) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
+    Run it again after values of the store were corrected: no reader notices an old copy.
+
     Args:
         url: a store that is finished.
-        chunk: months, latitudes and longitudes of a chunk of the copy.
+        chunk: time steps, latitudes and longitudes of a chunk of the copy.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
         missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """

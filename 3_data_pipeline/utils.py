@@ -66,9 +66,12 @@ def memory(pid: int) -> float:
     try:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
-            info = process.memory_full_info()
-            # Of a page that three processes share, pss counts a third (Linux).
-            total += getattr(info, "pss", info.uss) / 1e6
+            try:
+                info = process.memory_full_info()
+                # Of a page that three processes share, pss counts a third (Linux).
+                total += getattr(info, "pss", info.uss) / 1e6
+            except psutil.AccessDenied:  # of another process, on macOS
+                total += process.memory_info().rss / 1e6
     except psutil.Error:  # one of them has just ended
         pass
     return total

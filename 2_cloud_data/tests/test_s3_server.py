@@ -7,6 +7,7 @@ import subprocess
 import sys
 from ast import literal_eval
 from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import psutil
@@ -119,16 +120,29 @@ def test_a_server_that_is_slow_stays_the_only_one(monkeypatch, tmp_path):
     wait_until_gone([weed, late_keeper])
 
 
+def test_a_server_that_never_answers_is_one_line(monkeypatch, tmp_path):
+    """Broken by: no deadline in connect(): it would wait for ever."""
+    monkeypatch.setattr(s3_server, "FOLDER", tmp_path)
+    monkeypatch.setattr(s3_server, "ENV_FILE", tmp_path / "server.env")
+    monkeypatch.setattr(s3_server, "START_SECONDS", 0.1)
+    silent = Mock(**{"return_value.poll.return_value": None})
+    monkeypatch.setattr(subprocess, "Popen", silent)
+    with pytest.raises(OSError, match=r"does not start; see .*server\.log"):
+        s3_server.connect()
+    silent.assert_called_once()
+
+
 def test_each_machine_has_its_own_folder(monkeypatch):
     """Nodes of a cluster share the chapter's folder. Broken by: no gethostname in OUTPUT."""
     monkeypatch.delenv("S3_FOLDER")
     folders = []
-    for name in ("node-1", "node-2"):
+    for platform, name in (("linux", "node-1"), ("linux", "node-2"), ("darwin", "x")):
+        monkeypatch.setattr("sys.platform", platform)
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
         folders.append(runpy.run_path(s3_server.__file__)["FOLDER"])
-    assert folders == [
-        CHAPTER / "output" / "s3" / name for name in ("node-1", "node-2")
-    ]
+    # A Mac's name changes with the network.
+    names = ("node-1", "node-2", "mac")
+    assert folders == [CHAPTER / "output" / "s3" / name for name in names]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

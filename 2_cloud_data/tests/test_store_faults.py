@@ -289,10 +289,19 @@ def test_wrong_credentials_and_an_unreachable_endpoint(monkeypatch, name, expect
 
 
 def test_data_that_cannot_be_trained_on(tmp_path):
-    """Broken by: no isfinite in compute_statistics: all samples would be land."""
+    """Broken by: no isfinite in compute_statistics: all samples would be land; no check_dates."""
     fields = cube_fields((24, 8, 8), (12, 8, 8), seed=0)[["salinity"]]
     with pytest.raises(UserError, match="standard deviation"):
         build(str(tmp_path / "a"), fields * np.nan, (12, 8, 8), ("1900-01", "1901-04"))
+    # Stores that were not built here, without a month of the training or of the validation.
+    urls = [str(tmp_path / name) for name in ("train", "val")]
+    for url, month in zip(urls, (5, 22), strict=True):
+        fields.drop_isel(time=month).to_zarr(url, zarr_format=3)
+    with pytest.raises(UserError, match=r"no data between 1900-05-01.* and 1900-07"):
+        add_statistics(urls[0], PERIODS["train_period"])
+    add_statistics(urls[1], PERIODS["train_period"])
+    with pytest.raises(UserError, match=r"no data between 1901-10-01.* and 1901-12"):
+        CloudDataset("train", **(SETTINGS | {"url": urls[1]}))
     fields.rename(lat="row").to_zarr(tmp_path / "b")
     with pytest.raises(UserError, match=r"axes of .*, and not time, lat, lon"):
         CloudDataset("train", **(SETTINGS | {"url": str(tmp_path / "b")}))

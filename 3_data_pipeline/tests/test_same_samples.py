@@ -17,11 +17,17 @@ from src.data.cube import cube_fields
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
+from src.data.look_ahead import LookAhead
 from src.data.s3_server import CREDENTIALS, connect
 from src.data.tensorstore_arrays import shared_context
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
-from src.loader_report import LoaderReport, limiting_stage, summary
+from src.loader_report import (
+    LoaderReport,
+    limiting_stage,
+    memory_needed,
+    summary,
+)
 from tests import layouts
 from tests.runs import TWO_RANKS, rows, saved, start, train
 from tests.stores import SETTINGS, build_small
@@ -83,6 +89,15 @@ def test_two_ranks_read_the_batches_of_one():
             assert_close((part, numbers), (x[rank::2], index[rank::2]), **SAME)
 
 
+def test_look_ahead_knows_the_ranks_of_its_sampler():
+    """Broken by: world_size = 2, or a rank, whatever the sampler: check_samples looks for them."""
+    loaders = RankLoaders(1, 2, dataset=lambda split: FastDataset(split, **SETTINGS))
+    assert loaders.train_loader(lambda: 0).batch_sampler.world_size == 2
+    knows_no_ranks = LookAhead([[0], [1]], loaders.train_set)
+    assert knows_no_ranks.world_size == 1
+    assert not hasattr(knows_no_ranks, "rank")
+
+
 def test_an_epoch_goes_on_in_its_middle():
     """After another one that was left. Broken by: no forget_requests in LookAhead."""
     loaders = Loaders(lambda split: FastDataset(split, **SETTINGS, batches_ahead=2))
@@ -134,6 +149,9 @@ def test_the_cost_of_a_window_is_that_of_its_chunks(tmp_path):
         )
     text = summary(DataLoader(dataset), 4, validates_inside=False)
     assert f"takes {count / len(dataset):.1f} chunks of 9 kB" in text
+    # No more chunks are under way than there are. 16 batches ahead, and three.
+    needed = memory_needed(DataLoader(dataset), 4, validates_inside=False)
+    assert needed == 19 * 4 * (4 * 5 * 30 * 4) + 9 * (24 * 8 * 12 * 4)
 
 
 def test_waiting_leaves_validation_out(monkeypatch):

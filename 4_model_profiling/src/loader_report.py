@@ -109,7 +109,9 @@ def summary(loader: Any, batch_size: int, validates_inside: bool) -> str:
     if factor > 10:
         text += " (too many: chunks nearer to the window's size would be faster)"
     memory = memory_needed(loader, batch_size, validates_inside)
-    return f"{text}; batches take up to {memory / 1e6:.0f} MB"
+    return (
+        f"{text}; batches, chunks under way and caches take up to {memory / 1e6:.0f} MB"
+    )
 
 
 def chunk_places(dataset: Any) -> float:
@@ -125,6 +127,14 @@ def chunk_places(dataset: Any) -> float:
         there_are = math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
         places *= np.minimum(last - first + 1, there_are).mean()
     return float(places)
+
+
+def chunks_in_store(dataset: Any) -> int:
+    """How many chunks the variables have."""
+    count = len(dataset.layers)
+    for axis, chunk in zip(AXES, dataset.chunk, strict=True):
+        count *= math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
+    return count
 
 
 def bytes_of_window(dataset: Any) -> int:
@@ -168,7 +178,8 @@ def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float
     to_float32 = max(1, 4 / dataset.dtype.itemsize)
     batch_bytes = batch_size * bytes_of_window(dataset) * to_float32
     chunk_bytes = max(dataset.layers.values()) * bytes_of_layer(dataset)
-    chunks = num_readers * dataset.concurrency * chunk_bytes
+    under_way = min(dataset.concurrency, chunks_in_store(dataset))
+    chunks = num_readers * under_way * chunk_bytes
     return batches * batch_bytes + chunks + caches
 
 

@@ -111,7 +111,7 @@ def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
 def bad_chunks(
     store: CheckedStore, name: str, region: Sequence[slice] | None = None
 ) -> Iterator[str]:
-    """The keys of an array's chunks that are missing or damaged; reads them one by one."""
+    """The keys of an array's chunks that are missing or damaged, in their order."""
     array = zarr.open_array(store, path=name, mode="r")
     region = region or [slice(0, size) for size in array.shape]
     numbers = []  # of the chunks along each axis
@@ -119,12 +119,22 @@ def bad_chunks(
         # A window may go on beyond the last column, with the first ones.
         places = np.arange(part.start, part.stop) % size
         numbers.append(np.unique(places // chunk).tolist())
-    for place in itertools.product(*numbers):
+
+    def is_bad(place: tuple[int, ...]) -> bool:
         try:
             array.blocks[place]
         # Not for a store that does not answer: what is intact would be built again.
         except (MissingChunkError, *DECODING_ERRORS):
-            yield f"{name}/{array.metadata.encode_chunk_key(place)}"
+            return True
+        return False
+
+    left = itertools.product(*numbers)
+    with ThreadPoolExecutor(32) as threads:
+        # Some at a time: map() would make a list of all chunks of the store.
+        while batch := list(itertools.islice(left, 1024)):
+            for place, bad in zip(batch, threads.map(is_bad, batch), strict=True):
+                if bad:
+                    yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
 
 def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:

@@ -7,7 +7,6 @@ import math
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import xarray as xr
 import zarr
 from filelock import FileLock
@@ -19,6 +18,7 @@ from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import (
     check_climatology,
+    check_dates,
     compute_statistics,
     grid_of,
     open_statistics,
@@ -43,16 +43,16 @@ def build(
 ) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
-    Dask arrays are computed object by object; a region is as many months as an object.
+    Dask arrays are computed object by object; a region is as many steps as an object.
 
     Args:
         url: where to.
         fields: the variables.
-        chunk: months, latitudes and longitudes of a chunk.
+        chunk: time steps, latitudes and longitudes of a chunk.
         train_period: first and last date of the training, both inclusive.
         command: the subcommand of build_store.py and its arguments, for a repair.
-        shard: months, latitudes and longitudes of an object with several chunks; multiples of a
-            chunk's. None writes an object for each chunk.
+        shard: time steps, latitudes and longitudes of an object with several chunks; multiples of
+            a chunk's. None writes an object for each chunk.
 
     Raises:
         UserError: something else is at this place, a shard is no multiple of a chunk, an axis has
@@ -105,27 +105,13 @@ def build(
 
 
 def check_axes(fields: xr.Dataset, train_period: Period) -> None:
-    """Refuse axes without coordinates, dates that do not rise, and a date that is missing.
-
-    A window counts steps: without one day's file it would take 13 days for 12.
-    """
+    """Refuse axes without coordinates, dates that do not rise, and a date that is missing."""
     nameless = set(AXES) - set(fields.coords)
     if nameless:
         raise UserError(f"no coordinates of {sorted(nameless)}: assign_coords, first")
-    time: Any = fields.indexes["time"]
-    if not (time.is_monotonic_increasing and time.is_unique):
-        raise UserError("the dates have to rise: use sortby('time')")
+    time = fields.indexes["time"]
+    check_dates(time, slice(0, len(time)))
     find_period(time, train_period)
-    if len(time) < 3:
-        return
-    seconds = (time[1:] - time[:-1]).total_seconds()
-    longest = int(seconds.argmax())
-    # Months differ by three days.
-    if seconds[longest] > 1.5 * np.median(seconds):
-        raise UserError(
-            f"no data between {time[longest]} and {time[longest + 1]}; "
-            "put NaN where a date has none"
-        )
 
 
 def size_of(fields: xr.Dataset) -> str:
@@ -233,7 +219,8 @@ def add_statistics(
     fields = select(in_blocks(open_fields(store)), variables, url, levels)
     if missing_chunks == "land":
         store.allow_land(fields)
-    find_period(fields.indexes["time"], train_period)  # before hours of computing
+    time = fields.indexes["time"]
+    check_dates(time, find_period(time, train_period))  # before hours of computing
     place = statistics_url(to or url, train_period)
     source = url.rpartition("::")[2]  # without filecache::
     known: list[str] = []

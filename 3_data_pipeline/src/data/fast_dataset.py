@@ -30,7 +30,8 @@ class FastDataset(CloudDataset):
         batches_ahead: batches that are on their way while the model computes.
         concurrency: requests that are on their way at the same time.
         cache_mb: megabytes of decoded chunks that stay in memory.
-        packed: read the copy with all variables in each chunk, which build_store.py pack makes.
+        packed: read the copy with all variables in each chunk, which build_store.py pack makes. It
+            stays as it is when values of the store are corrected: run pack again then.
         settings: those of CloudDataset.
 
     Raises:
@@ -143,7 +144,8 @@ class FastDataset(CloudDataset):
             region = (slice(None), *self.grid.slices(index))
             # A slice keeps its coordinates; translate_to[0] lets them begin at 0, as the target's.
             window = self.array[region].translate_to[0]
-            # Into the place where the batch needs it: a result of read() would be copied again.
+            # Into the batch's own array: a result of read() would be copied into it. (The
+            # DataLoader copies the batch once more, when it stacks the samples.)
             place = ts.array(target, copy=False, write=True)
             futures.append(place.write(window))
         self.requests[tuple(indices)] = values, futures

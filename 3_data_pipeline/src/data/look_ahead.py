@@ -8,18 +8,19 @@ from torch.utils.data import Sampler
 
 
 class LookAhead(Sampler[list[int]]):
-    """Another sampler's batches, in its order.
+    """Another sampler's batches, in its order. For a DataLoader without workers.
 
     Args:
         batches: the other sampler.
         dataset: has ``prefetch(batch)``, which does not wait, ``forget_requests()``, and the number
-            ``batches_ahead``.
+            ``batches_ahead``. Its ``__getitems__`` takes what ``prefetch`` has begun.
     """
 
     def __init__(self, batches: Iterable[list[int]], dataset: Any) -> None:
         self.batches = batches
         self.dataset = dataset
-        self.rank = getattr(batches, "rank", 0)  # check_samples looks for it
+        # check_samples looks for it: 1 if the other sampler knows of no ranks.
+        self.world_size = getattr(batches, "world_size", 1)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches, while the dataset loads those that follow."""

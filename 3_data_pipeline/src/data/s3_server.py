@@ -32,8 +32,10 @@ from dotenv import dotenv_values
 from filelock import FileLock
 
 BUCKET = "embedded"
-# Of this machine alone: nodes of a cluster may share the folder of the chapter.
-OUTPUT = Path(__file__).resolve().parents[2] / "output" / "s3" / socket.gethostname()
+# Of this machine alone: nodes of a cluster may share the folder of the chapter. The name of a Mac
+# changes with the network.
+MACHINE = "mac" if sys.platform == "darwin" else socket.gethostname()
+OUTPUT = Path(__file__).resolve().parents[2] / "output" / "s3" / MACHINE
 FOLDER = Path(os.environ.get("S3_FOLDER") or OUTPUT)
 SERVICES = ("s3", "filer", "master", "volume", "admin")
 PORTS = [f"{service}.port{kind}" for service in SERVICES for kind in ("", ".grpc")]
@@ -49,6 +51,7 @@ OPTIONS += [
     "-s3.port.iceberg=0",
     "-s3.port.lance=0",
 ]
+START_SECONDS = 60  # it takes a second or two
 ENV_FILE = FOLDER / "server.env"
 CREDENTIALS = FOLDER / "credentials"  # the same keys as an AWS profile, for TensorStore
 # The file that this process holds the lock on, once it has connected.
@@ -59,7 +62,7 @@ def connect() -> dict[str, str]:
     """Start the server unless it runs, and keep it until this process ends.
 
     Returns AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, as S3 clients read them.
-    Raises OSError if it does not start.
+    Raises OSError if it does not start, or does not answer in START_SECONDS.
     """
     # A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
     others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
@@ -73,9 +76,11 @@ def connect() -> dict[str, str]:
             # Waits while the last one is stopped.
             fcntl.flock(_users_lock[0], fcntl.LOCK_SH)
         keeper = None
+        deadline = time.monotonic() + START_SECONDS
         # Without the file the address is "None/healthz", which does not answer either.
         while not answers(f"{dotenv_values(ENV_FILE).get('AWS_ENDPOINT_URL')}/healthz"):
-            if keeper and keeper.poll() is not None:
+            has_ended = keeper and keeper.poll() is not None
+            if has_ended or time.monotonic() > deadline:
                 raise OSError(
                     f"the S3 server does not start; see {FOLDER / 'server.log'}"
                 )

@@ -1,6 +1,7 @@
 """Statistics of fields that do not fit into memory, with dask; kept in the store, with the data."""
 
 import itertools
+from typing import Any
 
 import dask
 import numpy as np
@@ -22,7 +23,7 @@ def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
     """Compute the statistics of dask arrays over (time, lat, lon), block by block.
 
     Returns mean, std (V,), climatology (V, 12, H, W) of the training period, has_values (V, T): any
-    in this month? Raises UserError for a variable that is constant or has no value.
+    at this step? Raises UserError for a variable that is constant or has no value.
     """
     steps = find_period(fields.indexes["time"], train_period)
     results: list[xr.Dataset] = []
@@ -86,6 +87,26 @@ def grid_of(fields: xr.Dataset) -> dict[str, list[str]]:
         values = fields[axis].values
         grid[axis] = [str(len(values)), str(values[0]), str(values[-1])]
     return grid
+
+
+def check_dates(time: Any, period: slice) -> None:
+    """Refuse dates that do not rise, and one that is missing in a period. Raises UserError.
+
+    A window counts steps: without one day's file it would take 13 days for 12.
+    """
+    if not (time.is_monotonic_increasing and time.is_unique):
+        raise UserError("the dates have to rise: use sortby('time')")
+    if len(time) < 3:
+        return
+    seconds = (time[1:] - time[:-1]).total_seconds()
+    is_gap = seconds > 1.5 * np.median(seconds)  # months differ by three days
+    gaps = np.flatnonzero(is_gap[period.start : period.stop - 1])
+    if len(gaps):
+        before = period.start + gaps[0]
+        raise UserError(
+            f"no data between {time[before]} and {time[before + 1]}; "
+            "put NaN where a date has none"
+        )
 
 
 def check_source(

@@ -64,7 +64,10 @@ def open_arrays(
 
 
 def kvstore(url: str, anonymous: bool) -> dict[str, Any]:
-    """TensorStore's description of a folder of objects. Raises UserError for an unknown scheme."""
+    """TensorStore's description of a folder of objects. Raises UserError for an unknown scheme.
+
+    On gs:// there is no choice: it sends the credentials that it finds, and none if there are none.
+    """
     parts = urlsplit(url)
     if not parts.scheme:
         return {"driver": "file", "path": f"{Path(url).resolve()}/"}

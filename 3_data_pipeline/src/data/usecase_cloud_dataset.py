@@ -1,6 +1,7 @@
 """Windows of fields that stay in object storage: Zarr and xarray over fsspec, read on demand."""
 
-# The samples are those of WindowDataset, to the bit, but the fields are never in memory.
+# The samples are those of WindowDataset, to the bit, but the fields are never in memory. Windows
+# with a time step at which a variable has no value at all are left out here, and not there.
 
 import itertools
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import (
     check_climatology,
+    check_dates,
     check_source,
     of_variables,
     open_statistics,
@@ -48,14 +50,14 @@ DaskMode = Literal["none", "single-threaded", "threads"]
 class CloudDataset(FieldDataset):
     """Windows of a Zarr store, one for each position that the stride reaches.
 
-    A window with a month in which a variable has no value is left out. "Months" are steps of the
-    time axis, whatever their length. The store has to have statistics: build_store.py.
+    A window with a time step at which a variable has no value anywhere on the grid is left out. One
+    that lies wholly on land stays. The store has to have statistics: build_store.py.
 
     Args:
         url: the store; s3://embedded/ocean.zarr is built when it is not there.
         variables: which of the store's variables; null takes all.
         levels: which values of the axis level; each makes a variable, such as temperature_500.
-        window: months, latitudes and longitudes of a sample.
+        window: time steps, latitudes and longitudes of a sample.
         train_stride: steps between neighbouring training windows; smaller steps give more windows.
         val_stride: the same for validation.
         train_period: first and last date of the training, both inclusive.
@@ -104,9 +106,10 @@ class CloudDataset(FieldDataset):
         self.mean = statistics["mean"].values
         self.std = statistics["std"].values
 
-        train, val = find_periods(
-            fields.indexes["time"], window, train_period, val_period
-        )
+        time = fields.indexes["time"]
+        train, val = find_periods(time, window, train_period, val_period)
+        check_dates(time, train)
+        check_dates(time, val)
         period = train if split == "train" else val
         stride = train_stride if split == "train" else val_stride
         if wrap_longitude is None:

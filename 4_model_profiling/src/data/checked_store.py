@@ -28,6 +28,8 @@ BOTO_SETTINGS = {
     "connect_timeout": 2,
     "read_timeout": 2,
     "retries": {"max_attempts": 0},
+    # At the same time; more requests wait. The default is ten.
+    "max_pool_connections": 256,
     # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums
     # that the libraries of AWS now add to all of them. Our chunks have their own.
     # https://github.com/boto/boto3/issues/4392

@@ -16,13 +16,14 @@ from src.errors import UserError
 class ChunkStream(FastDataset):
     """Windows in an order in which a small cache suffices to read each chunk once.
 
-    The windows whose first month lies in the same row of chunks are a block. Each stream takes its
-    share of the blocks in a random order, and shuffles the windows of some blocks together. A batch
-    takes its windows in turn from all streams.
+    The windows whose first time step lies in the same row of chunks are a block. Each stream takes
+    its share of the blocks in a random order, and shuffles the windows of some blocks together. A
+    batch takes its windows in turn from all streams.
 
     Args:
         held: blocks that a stream shuffles together; more are closer to a random order.
-        streams: streams side by side; a multiple of the ranks, so that ranks read other chunks.
+        streams: streams side by side; a multiple of the ranks, so that ranks read other chunks,
+            until the first stream ends.
         settings: those of FastDataset; cache_mb is at least what the held blocks take.
 
     Raises:
@@ -41,14 +42,15 @@ class ChunkStream(FastDataset):
         self.held = held
         self.streams = streams
         # With less, chunks would be read again and again, and nobody would notice. Windows of
-        # several months reach into the blocks behind their own. The next block is on its way before
+        # several steps reach into the blocks behind their own. The next block is on its way before
         # the others are done (+ 1), and TensorStore's cache needs some room of its own (1.2).
-        months = self.grid.window[0]
-        reach = 1 + math.ceil((months - 1) / self.chunk[0])
+        steps = self.grid.window[0]
+        reach = 1 + math.ceil((steps - 1) / self.chunk[0])
         points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
         layers = sum(self.layers.values())
         block_mb = self.dtype.itemsize * layers * self.chunk[0] * points / 1e6
-        # A rank reads the blocks of its own streams alone.
+        # A rank reads the blocks of its own streams alone, until the first stream ends. Then its
+        # windows come from all that are left, so for a while some chunks are read more than once.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
         if streams % num_ranks:
             raise UserError(f"streams: {streams} is no multiple of {num_ranks} devices")
@@ -61,20 +63,24 @@ class ChunkStream(FastDataset):
     def epoch_order(self, num_samples: int, seed: int, epoch: int) -> list[int]:
         """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
         generator = np.random.default_rng([seed, epoch])
-        # Samples are numbered month by month, and each month has equally many.
-        first_months = np.array(self.grid.starts[0])
-        block_of_month = first_months // self.chunk[0]
-        block_of_sample = np.repeat(block_of_month, num_samples // len(first_months))
-        blocks = generator.permutation(np.unique(block_of_sample))
+        # Samples are numbered step by step, and each first step has equally many.
+        block_of_step = np.array(self.grid.starts[0]) // self.chunk[0]
+        samples_a_step = num_samples // len(block_of_step)
+        blocks = generator.permutation(np.unique(block_of_step))
 
         streams = []
         for number in range(self.streams):
             own_blocks = blocks[number :: self.streams]
             stream: list[int] = []
             for first in range(0, len(own_blocks), self.held):
-                group = own_blocks[first : first + self.held]
-                windows = np.flatnonzero(np.isin(block_of_sample, group))
-                stream += generator.permutation(windows).tolist()
+                windows = []
+                for block in sorted(own_blocks[first : first + self.held]):
+                    # The blocks rise along the time axis, so the windows of one are neighbours.
+                    first_step = np.searchsorted(block_of_step, block)
+                    stop_step = np.searchsorted(block_of_step, block + 1)
+                    first_window = first_step * samples_a_step
+                    windows.append(np.arange(first_window, stop_step * samples_a_step))
+                stream += generator.permutation(np.concatenate(windows)).tolist()
             streams.append(stream)
 
         # One window of each stream in turn. Streams that have ended are left out.

@@ -111,7 +111,7 @@ def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
 def bad_chunks(
     store: CheckedStore, name: str, region: Sequence[slice] | None = None
 ) -> Iterator[str]:
-    """The keys of the objects with missing or damaged chunks of an array, read one by one."""
+    """The keys of the objects with missing or damaged chunks of an array, in their order."""
     array = zarr.open_array(store, path=name, mode="r")
     object_shape = array.chunks
     if array.shards:
@@ -123,17 +123,27 @@ def bad_chunks(
         # A window may go on beyond the last column, with the first ones.
         places = np.arange(part.start, part.stop) % size
         starts.append(np.unique(places // chunk * chunk).tolist())
-    reported = set()
-    for start in itertools.product(*starts):
-        place = tuple(s // size for s, size in zip(start, object_shape, strict=True))
+
+    def is_bad(start: tuple[int, ...]) -> bool:
         stops = map(sum, zip(start, array.chunks, strict=True))
         try:
-            if place not in reported:
-                array[tuple(map(slice, start, stops))]
+            array[tuple(map(slice, start, stops))]
         # Not for a store that does not answer: what is intact would be built again.
         except (MissingChunkError, *DECODING_ERRORS):
-            reported.add(place)
-            yield f"{name}/{array.metadata.encode_chunk_key(place)}"
+            return True
+        return False
+
+    left = itertools.product(*starts)
+    reported = set()
+    with ThreadPoolExecutor(32) as threads:
+        # Some at a time: map() would make a list of all chunks of the store.
+        while batch := list(itertools.islice(left, 1024)):
+            for start, bad in zip(batch, threads.map(is_bad, batch), strict=True):
+                pairs = zip(start, object_shape, strict=True)
+                place = tuple(first // size for first, size in pairs)
+                if bad and place not in reported:
+                    reported.add(place)
+                    yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
 
 def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
