@@ -20,6 +20,7 @@ from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
 from src.errors import UserError, one_line_errors
 from src.model.pytorch_model import MaskedAutoencoder
+from src.report import MOST_SAMPLES, samples_to_score
 from tests.runs import call
 
 
@@ -146,6 +147,21 @@ def test_the_picture_shows_all_variables_and_their_date(monkeypatch, tmp_path, f
     assert figure.get_suptitle().startswith(date)
     drawn = [axis.collections[0].get_array() for axis in figure.axes[:2]]
     assert not np.array_equal(*drawn)
+
+
+def test_the_picture_shows_no_place_twice(fields):
+    """Windows may cross the globe's edge. Broken by: no grid.columns in non_overlapping."""
+    dataset = windows(fields, "val", wrap_longitude=True, stride=(1, 4, 5))
+    columns = [dataset.grid.columns(i) for i in plots.non_overlapping(dataset)]
+    assert max(np.bincount(np.concatenate(columns))) == 2  # one for each row of windows
+    assert plots.non_overlapping(DummyDataset("val")) == list(range(16))
+
+
+def test_a_large_validation_is_scored_on_all_columns():
+    """Broken by: every n-th sample in samples_to_score, with n a multiple of the columns."""
+    assert len({sample % 40 for sample in samples_to_score(40_000)}) == 40
+    assert len(samples_to_score(40_000)) == MOST_SAMPLES
+    assert samples_to_score(54) == list(range(54))
 
 
 def test_cifar10_is_read(tmp_path, monkeypatch):
