@@ -1,4 +1,4 @@
-"""Validation in physical units, and three baselines that need no training.
+"""Validation in physical units, and baselines that need no training.
 
 B batch, V variables, T times, H latitudes, W longitudes.
 """
@@ -94,7 +94,13 @@ def evaluate_baselines(
             # 0 is the training mean, for a place that never has a value.
             return guess.nan_to_num()
 
+        def interpolated_anomalies(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
+            # What is left without the season is smoother than the field itself.
+            season = climatology(x, index, hidden)
+            return season + inverse_distance(x - season, index, hidden)
+
         guesses["climatology"] = climatology
+        guesses["interpolated anomalies"] = interpolated_anomalies
 
     device = next(model.parameters()).device
     sums = dict.fromkeys(guesses, torch.zeros(2, 1))

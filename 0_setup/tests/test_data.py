@@ -19,6 +19,7 @@ from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
 from src.errors import UserError, one_line_errors
+from src.evaluation import evaluate_baselines
 from src.model.pytorch_model import MaskedAutoencoder
 from src.report import MOST_SAMPLES, samples_to_score
 from tests.runs import call
@@ -147,6 +148,17 @@ def test_the_picture_shows_all_variables_and_their_date(monkeypatch, tmp_path, f
     assert figure.get_suptitle().startswith(date)
     drawn = [axis.collections[0].get_array() for axis in figure.axes[:2]]
     assert not np.array_equal(*drawn)
+
+
+def test_interpolated_anomalies_know_the_season(fields):
+    """A field that is 1 above its season. Broken by: no season in interpolated_anomalies."""
+    dataset = windows(fields, "val")
+    dataset.fields = dataset.monthly_mean[:, dataset.grid.month] + 1
+    model = MaskedAutoencoder(dataset.sample_shape, (2, 2, 2))
+    scores = evaluate_baselines(model, DataLoader(dataset, batch_size=8))
+    assert scores["climatology"]["val_loss"] == pytest.approx(1)
+    assert scores["inverse distance"]["val_loss"] > 0.01
+    assert scores["interpolated anomalies"]["val_loss"] < 1e-9
 
 
 def test_the_picture_shows_no_place_twice(fields):
