@@ -21,7 +21,7 @@ from src.data.windows import find_periods
 from src.errors import UserError, one_line_errors
 from src.evaluation import evaluate_baselines
 from src.model.pytorch_model import MaskedAutoencoder
-from src.report import MOST_SAMPLES, samples_to_score
+from src.report import samples_to_score
 from tests.runs import call
 
 
@@ -157,7 +157,6 @@ def test_interpolated_anomalies_know_the_season(fields):
     model = MaskedAutoencoder(dataset.sample_shape, (2, 2, 2))
     scores = evaluate_baselines(model, DataLoader(dataset, batch_size=8))
     assert scores["climatology"]["val_loss"] == pytest.approx(1)
-    assert scores["inverse distance"]["val_loss"] > 0.01
     assert scores["interpolated anomalies"]["val_loss"] < 1e-9
 
 
@@ -172,7 +171,6 @@ def test_the_picture_shows_no_place_twice(fields):
 def test_a_large_validation_is_scored_on_all_columns():
     """Broken by: every n-th sample in samples_to_score, with n a multiple of the columns."""
     assert len({sample % 40 for sample in samples_to_score(40_000)}) == 40
-    assert len(samples_to_score(40_000)) == MOST_SAMPLES
     assert samples_to_score(54) == list(range(54))
 
 
