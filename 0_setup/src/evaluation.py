@@ -1,4 +1,4 @@
-"""Validation in physical units, and three baselines that need no training.
+"""Validation in physical units, and baselines that need no training.
 
 B batch, V variables, T times, H latitudes, W longitudes.
 """
@@ -50,6 +50,11 @@ def squared_error(guess: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
     return torch.stack([error.double().square().sum(axes), scored.double().sum(axes)])
 
 
+def scored_values(dataset: FieldDataset) -> str:
+    """Which values a score counts; on a globe, chapter 2 weights them."""
+    return "hidden values only"
+
+
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
     """Validation loss (normalised), and each variable's RMSE in its units.
 
@@ -89,7 +94,13 @@ def evaluate_baselines(
             # 0 is the training mean, for a place that never has a value.
             return guess.nan_to_num()
 
+        def interpolated_anomalies(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
+            # What is left without the season is smoother than the field itself.
+            season = climatology(x, index, hidden)
+            return season + inverse_distance(x - season, index, hidden)
+
         guesses["climatology"] = climatology
+        guesses["interpolated anomalies"] = interpolated_anomalies
 
     device = next(model.parameters()).device
     sums = dict.fromkeys(guesses, torch.zeros(2, 1))

@@ -1,6 +1,7 @@
 """What a run needs to repeat to the bit, and to go on to the same bits after a kill.
 
-This file imports nothing of this project: copy it into yours.
+This file imports nothing of this project, so you can copy it into yours. Take chapter 3's: it knows
+ranks, and orders of your own.
 """
 
 import os
@@ -61,7 +62,10 @@ def hash32(x: Tensor) -> Tensor:
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
-    """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
+    """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch).
+
+    The list takes about 40 bytes a sample on each rank: 4 GB for 100 million samples.
+    """
     # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
     epoch_seed = hash32(hash32(torch.tensor(seed)) + epoch)
     generator = torch.Generator().manual_seed(int(epoch_seed))
@@ -79,13 +83,19 @@ class ResumableBatches(Sampler[list[int]]):
         batch_size: samples of one optimiser step. Samples that are left at the end of an epoch, and
             fill no batch, are skipped; another epoch skips other ones.
         seed: seed of the order.
-        step: returns how many optimiser steps are done, one for each batch; called at the start of
-            each epoch. With gradient accumulation, count batches instead.
+        step: returns how many batches are trained on; called as an epoch begins. Lightning's
+            global_step is that number with one optimiser and without gradient accumulation only;
+            with another number samples come twice or never, without an error.
+
+    Raises:
+        ValueError: the samples fill no batch.
     """
 
     def __init__(
         self, num_samples: int, batch_size: int, seed: int, step: Callable[[], int]
     ) -> None:
+        if num_samples < batch_size:
+            raise ValueError(f"{num_samples} samples fill no batch of {batch_size}")
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed

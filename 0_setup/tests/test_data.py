@@ -19,7 +19,9 @@ from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
 from src.errors import UserError, one_line_errors
+from src.evaluation import evaluate_baselines
 from src.model.pytorch_model import MaskedAutoencoder
+from src.report import samples_to_score
 from tests.runs import call
 
 
@@ -146,6 +148,30 @@ def test_the_picture_shows_all_variables_and_their_date(monkeypatch, tmp_path, f
     assert figure.get_suptitle().startswith(date)
     drawn = [axis.collections[0].get_array() for axis in figure.axes[:2]]
     assert not np.array_equal(*drawn)
+
+
+def test_interpolated_anomalies_know_the_season(fields):
+    """A field that is 1 above its season. Broken by: no season in interpolated_anomalies."""
+    dataset = windows(fields, "val")
+    dataset.fields = dataset.monthly_mean[:, dataset.grid.month] + 1
+    model = MaskedAutoencoder(dataset.sample_shape, (2, 2, 2))
+    scores = evaluate_baselines(model, DataLoader(dataset, batch_size=8))
+    assert scores["climatology"]["val_loss"] == pytest.approx(1)
+    assert scores["interpolated anomalies"]["val_loss"] < 1e-9
+
+
+def test_the_picture_shows_no_place_twice(fields):
+    """Windows may cross the globe's edge. Broken by: no grid.columns in non_overlapping."""
+    dataset = windows(fields, "val", wrap_longitude=True, stride=(1, 4, 5))
+    columns = [dataset.grid.columns(i) for i in plots.non_overlapping(dataset)]
+    assert max(np.bincount(np.concatenate(columns))) == 2  # one for each row of windows
+    assert plots.non_overlapping(DummyDataset("val")) == list(range(16))
+
+
+def test_a_large_validation_is_scored_on_all_columns():
+    """Broken by: every n-th sample in samples_to_score, with n a multiple of the columns."""
+    assert len({sample % 40 for sample in samples_to_score(40_000)}) == 40
+    assert samples_to_score(54) == list(range(54))
 
 
 def test_cifar10_is_read(tmp_path, monkeypatch):

@@ -153,11 +153,13 @@ def test_killed_while_saving(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # minutes beside other work
-def test_the_default_run_beats_all_baselines(tmp_path):
+def test_the_default_run_beats_three_baselines_and_loses_to_the_fourth(tmp_path):
     """With the scores of the README, in a copy of the chapter. Broken by: lr 4e-5."""
     chapter = tmp_path / "elsewhere"
     shutil.copytree(CHAPTER, chapter, ignore=shutil.ignore_patterns("output"))
-    subprocess.run([sys.executable, "pytorch_train.py"], cwd=chapter, check=True)
+    # On a CPU: a Mac's GPU computes other digits.
+    command = [sys.executable, "pytorch_train.py", "--trainer.accelerator=cpu"]
+    subprocess.run(command, cwd=chapter, check=True)
     scores = json.loads((chapter / "output" / "run_1" / "summary.json").read_text())[
         "validation"
     ]
@@ -167,6 +169,7 @@ def test_the_default_run_beats_all_baselines(tmp_path):
     printed = (CHAPTER / "README.md").read_text().partition("hidden values only")[2]
     shown = {name: float(re.search(rf"{name} +([\d.]+)", printed)[1]) for name in found}
     assert found == pytest.approx(shown, abs=0.015)
-    assert found.pop("masked autoencoder") < min(found.values()) - 0.1
+    model = found.pop("masked autoencoder")
+    assert found.pop("interpolated anomalies") < model < min(found.values()) - 0.1
     command = [sys.executable, "-m", "unittest", "tests/test_parameters.py"]
     subprocess.run(command, cwd=chapter, check=True)

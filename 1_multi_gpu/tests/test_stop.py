@@ -7,7 +7,8 @@ import lightning_train
 import pytest
 import torch
 
-from src.errors import one_line_errors
+from src.errors import UserError, one_line_errors
+from src.stop_and_save import switch_off
 from tests.in_phase import event
 from tests.runs import TINY, call, start
 
@@ -37,6 +38,12 @@ def test_a_signal_ends_a_run_in_any_phase(monkeypatch, tmp_path, phase, number):
     paths = tmp_path.rglob("last.ckpt")
     steps = [torch.load(path, weights_only=True)["global_step"] for path in paths]
     assert steps == STEPS[phase]
+
+
+def test_a_method_that_lightning_has_renamed_is_an_error():
+    """Broken by: no hasattr in switch_off, after which a signal to one rank hangs again."""
+    with pytest.raises(UserError, match="no old_name"):
+        switch_off(object(), "old_name")
 
 
 EVENTS = [

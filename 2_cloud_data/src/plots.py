@@ -26,6 +26,10 @@ def non_overlapping(dataset: FieldDataset) -> list[int]:
     first_time = dataset.coordinates(0)[0][0]
     for sample in range(len(dataset)):
         time, lat, lon = dataset.coordinates(sample)
+        grid = getattr(dataset, "grid", None)  # images have none
+        if grid is not None:
+            # A window that crosses the edge of the globe has longitudes above 360 °E.
+            lon = grid.lon[grid.columns(sample)]
         points = set(itertools.product(lat, lon))
         if time[0] != first_time or len(samples) == 16:
             break  # samples are in the order of time, and there may be millions

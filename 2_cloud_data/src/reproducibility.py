@@ -1,6 +1,7 @@
 """What a run needs to repeat to the bit, and to go on to the same bits after a kill.
 
-This file imports nothing of this project: copy it into yours.
+This file imports nothing of this project, so you can copy it into yours. Take chapter 3's: it knows
+ranks, and orders of your own.
 """
 
 import os
@@ -62,7 +63,10 @@ def hash32(x: Tensor) -> Tensor:
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
-    """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
+    """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch).
+
+    The list takes about 40 bytes a sample on each rank: 4 GB for 100 million samples.
+    """
     # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
     epoch_seed = hash32(hash32(torch.tensor(seed)) + epoch)
     generator = torch.Generator().manual_seed(int(epoch_seed))
@@ -81,13 +85,14 @@ class ResumableBatches(Sampler[list[int]]):
         batch_size: samples of one optimiser step, of all ranks together. Samples that are left at
             the end of an epoch, and fill no batch, are skipped; another epoch skips other ones.
         seed: seed of the order.
-        step: returns how many optimiser steps are done, one for each batch; called at the start of
-            each epoch. With gradient accumulation, count batches instead.
+        step: returns how many batches are trained on; called as an epoch begins. Lightning's
+            global_step is that number with one optimiser and without gradient accumulation only;
+            with another number samples come twice or never, without an error.
         rank: number of this process.
         world_size: how many processes train together.
 
     Raises:
-        ValueError: the ranks cannot share a batch equally.
+        ValueError: the samples fill no batch, or the ranks cannot share one equally.
     """
 
     def __init__(
@@ -99,6 +104,8 @@ class ResumableBatches(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        if num_samples < batch_size:
+            raise ValueError(f"{num_samples} samples fill no batch of {batch_size}")
         if batch_size % world_size:
             raise ValueError(
                 f"batch_size {batch_size} is no multiple of {world_size} ranks"

@@ -10,7 +10,21 @@ from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import Callback
 
 from src.distributed import max_over_ranks
+from src.errors import UserError
 from src.signals import StopRequest
+
+
+def switch_off(owner: Any, method: str) -> None:
+    """Let a method of Lightning's own do nothing.
+
+    Raises:
+        UserError: Lightning has renamed it. Without this check it would act again, unnoticed.
+    """
+    if not hasattr(owner, method):
+        raise UserError(
+            f"Lightning {L.__version__} has no {method}: use the locked one"
+        )
+    setattr(owner, method, lambda: None)
 
 
 class StopAndSave(Callback):
@@ -40,7 +54,7 @@ class StopAndSave(Callback):
         # signal. During the sanity validation it ends the program with exit code 0.
         # https://github.com/Lightning-AI/pytorch-lightning/issues/20806
         # Its requeueing of SLURM jobs goes as well.
-        trainer._signal_connector.register_signal_handlers = lambda: None
+        switch_off(trainer._signal_connector, "register_signal_handlers")
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
         """From here on a signal waits for the end of the step."""

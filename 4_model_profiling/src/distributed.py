@@ -61,7 +61,7 @@ def check_world_size(trainer: Any) -> None:
 
 
 def check_samples(loader: Any, world_size: int) -> None:
-    """Refuse a loader without a sampler that knows its rank: all ranks would get the same samples.
+    """Refuse a loader that is not shared out: all ranks would get the same samples.
 
     Raises:
         UserError: it is such a loader. Of an IterableDataset nothing is known.
@@ -70,8 +70,11 @@ def check_samples(loader: Any, world_size: int) -> None:
         return
     inner = getattr(loader.batch_sampler, "sampler", None)
     samplers = (loader.sampler, loader.batch_sampler, inner)
-    knows_rank = any(hasattr(sampler, "rank") for sampler in samplers)
-    if not knows_rank and not isinstance(loader.dataset, IterableDataset):
+    # Not hasattr: a ResumableBatches without a rank shares its batches among 1.
+    shares = [getattr(sampler, "world_size", 0) for sampler in samplers]
+    # PyTorch's DistributedSampler calls the ranks replicas.
+    shares += [getattr(sampler, "num_replicas", 0) for sampler in samplers]
+    if world_size not in shares and not isinstance(loader.dataset, IterableDataset):
         raise UserError(
             "all ranks would train on the same samples: see chapter 1, Your own model"
         )

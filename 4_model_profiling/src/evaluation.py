@@ -1,4 +1,4 @@
-"""Validation in physical units, and three baselines that need no training.
+"""Validation in physical units, and baselines that need no training.
 
 B batch, V variables, T times, H latitudes, W longitudes.
 """
@@ -80,6 +80,14 @@ def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
     return weights[rows][:, None, None, :, None]
 
 
+def scored_values(dataset: FieldDataset) -> str:
+    """Which values a score counts, and with which weights."""
+    note = "hidden values only"
+    if latitude_weights(dataset, torch.tensor([0])).ndim > 0:
+        note += ", weighted by cos(latitude)"
+    return note
+
+
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
     """Validation loss (normalised), and each variable's RMSE in its units.
 
@@ -119,7 +127,13 @@ def evaluate_baselines(
             # 0 is the training mean, for a place that never has a value.
             return guess.nan_to_num()
 
+        def interpolated_anomalies(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
+            # What is left without the season is smoother than the field itself.
+            season = climatology(x, index, hidden)
+            return season + inverse_distance(x - season, index, hidden)
+
         guesses["climatology"] = climatology
+        guesses["interpolated anomalies"] = interpolated_anomalies
 
     device = next(model.parameters()).device
     sums = dict.fromkeys(guesses, torch.zeros(2, 1))

@@ -11,7 +11,21 @@ import torch.distributed as dist
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import Callback
 
+from src.errors import UserError
 from src.signals import StopRequest
+
+
+def switch_off(owner: Any, method: str) -> None:
+    """Let a method of Lightning's own do nothing.
+
+    Raises:
+        UserError: Lightning has renamed it. Without this check it would act again, unnoticed.
+    """
+    if not hasattr(owner, method):
+        raise UserError(
+            f"Lightning {L.__version__} has no {method}: use the locked one"
+        )
+    setattr(owner, method, lambda: None)
 
 
 class StopAndSave(Callback):
@@ -41,14 +55,14 @@ class StopAndSave(Callback):
         # signal. During the sanity validation it ends the program with exit code 0.
         # https://github.com/Lightning-AI/pytorch-lightning/issues/20806
         # Its requeueing of SLURM jobs goes as well.
-        trainer._signal_connector.register_signal_handlers = lambda: None
+        switch_off(trainer._signal_connector, "register_signal_handlers")
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
         """From here on a signal waits for the end of the step."""
         self.request = StopRequest()
         # Lightning's own check for signals between the ranks would wait for the GPU in each step.
         # https://github.com/Lightning-AI/pytorch-lightning/issues/21487
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        switch_off(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
         # The ranks ask each other over their CPUs (gloo): NCCL would wait for the GPU, too.
         self.group: Any = (
             dist.new_group(backend="gloo") if dist.is_initialized() else None

@@ -62,8 +62,10 @@ def random_mask(
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
     visible_count = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
-    # non_blocking: an ordinary copy to a GPU waits until it is done.
-    counts = torch.tensor(visible_count).to(valid.device, non_blocking=True)
+    # An ordinary copy to a GPU waits until it is done. Apple's must: the memory of a tensor that is
+    # gone by then may be used again (https://github.com/pytorch/pytorch/issues/83015).
+    device = valid.device
+    counts = torch.tensor(visible_count).to(device, non_blocking=device.type == "cuda")
     num_visible = counts[num_valid]
 
     # Every sample gets as many slots as a sample without land needs, so a batch stays rectangular
