@@ -60,6 +60,16 @@ def ocean(url: str = OCEAN) -> None:
     build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"), command)
 
 
+def open_files(paths: list[str]) -> xr.Dataset:
+    """Several NetCDF files as one dataset. Raises UserError if their grids differ."""
+    try:
+        # By default, latitudes that differ in the last digit make a grid of twice as many rows:
+        # half of them are NaN, which looks like land.
+        return xr.open_mfdataset(paths, chunks={}, join="exact")
+    except xr.AlignmentError as error:
+        raise UserError(f"--files: {error}") from error
+
+
 def netcdf(
     files: list[str],
     variables: list[str],
@@ -96,7 +106,7 @@ def netcdf(
         "levels": levels,
     }
     # Closed here: HDF5 may crash when Python closes a file while a thread reads another one.
-    with xr.open_mfdataset(paths, chunks={}) as fields:
+    with open_files(paths) as fields:
         # So that a build of other files, or of corrected ones, does not continue this one.
         fields.attrs = {"files": str(sorted(map(version, paths)))}
         # Not the other coordinates: ERA5's expver is a text for each month.

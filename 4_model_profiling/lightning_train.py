@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from src.atomic_checkpoint_io import AtomicCheckpointIO
 from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
 from src.data.lightning_datamodule import FieldDataModule
-from src.errors import one_line_errors
+from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
@@ -53,8 +53,12 @@ def main() -> int:
         __doc__, None, AutoencoderModule, FieldDataModule, LightningSettings
     )
     settings = config.trainer
-    # For its one line of error. Lightning chooses the device itself.
-    choose_device(settings.accelerator)
+    # For one line of error. Lightning chooses the devices itself.
+    device = choose_device(settings.accelerator)
+    if device.type == "cuda" and settings.devices > torch.cuda.device_count():
+        raise UserError(
+            f"trainer.devices: {settings.devices}; here are {torch.cuda.device_count()}"
+        )
     if settings.devices > 1 and settings.num_nodes == 1 and not has_rank():
         return launch(settings.devices)
 

@@ -77,8 +77,12 @@ def train(start: Start, stack: ExitStack) -> int:
     """Train on the devices of the settings. Returns the exit code."""
     config = start.config
     settings = config.trainer
-    # For its one line of error. Lightning chooses the device itself.
-    choose_device(settings.accelerator)
+    # For one line of error. Lightning chooses the devices itself.
+    device = choose_device(settings.accelerator)
+    if device.type == "cuda" and settings.devices > torch.cuda.device_count():
+        raise UserError(
+            f"trainer.devices: {settings.devices}; here are {torch.cuda.device_count()}"
+        )
     if settings.devices > 1 and settings.num_nodes == 1 and not has_rank():
         return launch(settings.devices)
 

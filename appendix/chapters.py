@@ -31,23 +31,23 @@ ROOT = Path(__file__).resolve().parents[1]
 # Sizes today, rounded up: a chapter that passes them has to drop something.
 # Tokens of code, tokens of tests, words.
 LIMITS = {
-    "0_setup": (11_300, 5_450, 2_450),
-    "1_multi_gpu": (6_500, 5_200, 2_850),
-    "2_cloud_data": (11_800, 10_800, 2_950),
-    "3_data_pipeline": (9_900, 5_150, 2_950),
-    "4_model_profiling": (7_100, 3_100, 2_950),
-    "5_whats_next": (14_000, 14_200, 3_550),
+    "0_setup": (11_450, 5_700, 2_600),
+    "1_multi_gpu": (6_600, 5_350, 3_050),
+    "2_cloud_data": (12_050, 10_950, 3_050),
+    "3_data_pipeline": (10_050, 5_300, 3_150),
+    "4_model_profiling": (7_100, 3_100, 3_050),
+    "5_whats_next": (14_300, 14_450, 3_900),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {
-    "tokens of the last chapter": 41_300,
+    "tokens of the last chapter": 42_200,
     "its files": 58,
-    "tokens that its training imports": 32_800,
+    "tokens that its training imports": 33_350,
     "files that its training imports": 46,
     "tokens of tools": 10_250,
     "tokens of the tools' tests": 6_200,
-    "words of the appendix": 5_050,
-    "words at the root": 1_600,  # README.md and CONTRIBUTING.md
+    "words of the appendix": 5_100,
+    "words at the root": 1_620,  # README.md and CONTRIBUTING.md
 }
 # About what nanoGPT and nanochat have, which people enjoy reading.
 TOKENS_A_LINE = 8.6

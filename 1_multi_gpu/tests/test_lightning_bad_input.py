@@ -3,6 +3,7 @@
 import lightning_train
 import lightning_trainer
 import pytest
+import torch
 
 from src.data.pytorch_dataset import DummyDataset
 from src.distributed import RankLoaders
@@ -32,6 +33,15 @@ def test_processes_that_would_train_alone_are_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="2 processes were started, and 1 train"):
         train(monkeypatch, tmp_path, script=lightning_train)
+
+
+def test_more_devices_than_there_are(monkeypatch, tmp_path):
+    """Broken by: no look at device_count in main: each process would have its own traceback."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(lightning_train, "choose_device", lambda _: gpu)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"trainer.devices: 8; here are 2"):
+        train(monkeypatch, tmp_path, "--trainer.devices=8", script=lightning_train)
 
 
 def test_the_command_line_refuses(monkeypatch, capsys, tmp_path):

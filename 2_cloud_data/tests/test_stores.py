@@ -106,7 +106,7 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
 
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
-    """Two, with ERA5's names and axes. Broken by: no transpose, named_axes, version or check."""
+    """Two, with ERA5's names and axes. Broken by: no transpose, named_axes, version or join."""
     fields = (
         ocean_fields()
         .assign_coords(expver=("time", ["0001"] * 54), number=0)
@@ -154,6 +154,13 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="something else is here"):
         call(monkeypatch, *repair, script=build_store)
     CloudDataset("train", f"{tmp_path}/store")[7]
+
+    # Latitudes that differ in the last digit.
+    moved = fields.assign_coords(latitude=fields.latitude + 1e-5)
+    moved.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
+    with pytest.raises(UserError, match=r"--files: .*latitude"):
+        call(monkeypatch, *words, script=build_store)
+
     fields = ocean_fields()
     arguments = (12, 9, 99), ("2006-04", "2008-09")
     with pytest.raises(UserError, match="there are no data of 1950"):

@@ -39,8 +39,8 @@ def worker_init_fn(worker_id: int) -> None:
     """Prepare a DataLoader's worker; PyTorch calls it there, once."""
     # Not for seeds: PyTorch has seeded random, torch and numpy.random, differently in each worker.
     # A terminal sends Ctrl-C to all processes, a cluster SIGTERM. The training may need one more
-    # batch before it saves, so workers go on. A second SIGTERM ends a worker, because PyTorch sends
-    # it to one that hangs.
+    # batch before it saves, so workers go on. A second SIGTERM ends a worker. After an error Python
+    # sends only one: one_line_errors kills them, so copy it as well (src/errors.py).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL)

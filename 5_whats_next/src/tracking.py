@@ -102,6 +102,8 @@ class Tracker:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
+            file.flush()
+            os.fsync(file.fileno())  # before the name, as for a checkpoint
         temporary.replace(self.path)
 
     def log_picture(self, step: int, picture: Path) -> None:
