@@ -163,6 +163,8 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=len(CASES))
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample")
     options = parser.parse_args()
+    # Read by the process that the trainings are copies of: several run at once, of a tiny model.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = random.Random(options.seed).sample(CASES, options.sample)
     results = campaign(sorted(cases))
     print("ranks  workers  from    came back to the reference curve")
