@@ -167,6 +167,22 @@ def test_the_real_training_validates_every_calendar_month():
     }
 
 
+def test_the_settings_for_era5_reach_each_hour_and_row():
+    """Broken by: a train_stride of 24 hours, or of 64 rows as in real.yaml."""
+    words = [f"-c={CHAPTER}/config/{name}.yaml" for name in ("real", "era5")]
+    data = parse_config("", words, *lightning_train.CLASSES)[0].data.dataset.keywords
+    time = pd.date_range("1980", "2020", freq="h")
+    fields = xr.Dataset(coords={"time": time, "lat": range(721), "lon": range(1440)})
+    for split in ("train", "val"):
+        period = find_period(time, data[f"{split}_period"])
+        stride = data[f"{split}_stride"]
+        grid = WindowGrid(fields, data["window"], stride, period, wrap_longitude=True)
+        steps, rows, columns = grid.starts
+        assert {time[step].hour for step in steps} == {*range(24)}
+        assert rows[-1] + grid.window[1] == 721
+        assert columns[-1] + grid.window[2] == 1440
+
+
 def test_devices_share_an_epoch(monkeypatch):
     """Broken by: steps_per_epoch of one device, or the number of devices after it is set to 1."""
     run = mock.Mock(ends=range(preflight.STEPS), steps_per_epoch=800)  # a second each
