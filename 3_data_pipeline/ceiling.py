@@ -118,10 +118,10 @@ def bottleneck(speeds: dict[str, float]) -> str:
     if speeds["training"] >= 0.95 * speeds["model"]:
         return "model"
     limit = min(("store", "decoding"), key=speeds.__getitem__)
-    if speeds[limit] >= speeds["model"]:
-        return "the stages wait for each other: store and decoding would suffice"
     if speeds["loader"] < speeds[limit] / 2:
         return f"loader, which reaches less than half of {limit}"
+    if speeds[limit] >= speeds["model"]:
+        return "the stages wait for each other: store and decoding would suffice"
     return limit
 
 

@@ -156,7 +156,7 @@ def test_any_layout_is_read_as_xarray_reads_it(tmp_path, zarr_format, packed, da
 
 
 def test_statistics_are_of_their_store_and_all_variables(tmp_path):
-    """In a folder for several stores. Broken by: no check_source; no concat; no grid_of."""
+    """In a folder for several stores. Broken by: no check_source; no `kept`; no grid_of."""
     urls = []
     for number, width in enumerate((36, 18)):
         urls.append(str(tmp_path / f"{number}.zarr"))
@@ -179,11 +179,13 @@ def test_statistics_are_of_their_store_and_all_variables(tmp_path):
     with pytest.raises(UserError, match="statistics of another grid"):
         CloudDataset("train", urls[0], ["salinity"], **settings)
     add_statistics(urls[0], period, ["salinity"], to)
+    add_statistics(urls[0], period, ["current_speed"], to)
     before = CloudDataset("train", urls[0], ["salinity"], **settings)
     (fields + 1).isel(lat=slice(None, None, -1)).to_zarr(urls[0], mode="w")
     add_statistics(urls[0], period, ["salinity"], to, again=True)
     after = CloudDataset("train", urls[0], ["salinity"], **settings)
     assert after.mean == pytest.approx(before.mean + 1)
+    CloudDataset("train", urls[0], ["current_speed"], **settings)  # still there
 
 
 def test_levels_have_to_be_there(tmp_path):

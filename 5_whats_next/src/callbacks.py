@@ -203,8 +203,8 @@ class CloudUploadCallback(Callback):
         self.uploader = None  # a signal may end the wait, and then this begins again
         uploader.close()
         missing = []
-        # Also those that could not be enqueued, for want of room.
-        names = [path.name for path in self.files()]
+        # Also those that could not be enqueued, for want of room, or were set aside.
+        names = sorted({path.name for path in self.files()} | uploader.damaged)
         if self.on_end and not names:
             missing.append(f"any checkpoint of {self.checkpoints}")
         for name in names:

@@ -14,7 +14,7 @@ from src.errors import UserError
 
 READ_TIMEOUT = 20.0  # seconds; a server may take long to acknowledge a large object
 TIMEOUT = 60.0  # seconds, with all retries
-SECONDS_PER_MB = 10.0  # more for a transfer: a line may be slow
+SECONDS_PER_MB = 3.0  # more for a transfer: a line may be slow
 PART = 50 * 2**20  # bytes; files of at least two parts are uploaded in parts
 
 
@@ -140,15 +140,17 @@ class CloudFolder:
             raise UserError(f"{self.url}: what was written is not what is read")
         if "s3" in self.fs.protocol:
             # Some S3 servers ignore conditions, others refuse any request with one.
+            version = self.version(name)
             self.has_conditions = True
-            with suppress(UserError):
-                self.write(name, name, only_over=self.version(name))
-                self.has_conditions = not self.is_written(name, only_over='"0"')
+            is_known = self.is_written(name, only_over=version)
+            self.has_conditions = is_known and not self.is_written(
+                name, only_over='"0"'
+            )
         self.delete(name)
         self.read(name)  # what is not there: a new run's latest.json
 
     def is_written(self, name: str, only_over: str) -> bool:
-        """Whether the store takes an object although its version is another one."""
+        """Whether the store takes an object on this condition."""
         try:
             self.write(name, name, only_over)
         except UserError:

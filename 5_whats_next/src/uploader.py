@@ -23,6 +23,9 @@ class Uploader(threading.Thread):
         self.changed = threading.Condition()  # guards what follows
         self.waiting: dict[str, tuple[Path, int]] = {}  # file and step, by name
         self.uploaded: dict[str, int] = {}  # step of the newest uploaded file, by name
+        self.damaged: set[str] = (
+            set()
+        )  # names whose newest file was damaged, and is set aside
         self.is_busy = False
         self.is_closed = False
         self.error: Exception | None = None  # of the last attempt
@@ -62,6 +65,10 @@ class Uploader(threading.Thread):
             with self.changed:
                 self.is_busy = False
                 self.error = error
+                if is_damaged:
+                    self.damaged.add(name)
+                elif not error:
+                    self.damaged.discard(name)
                 self.notify(error)
                 if error and not is_damaged and name not in self.waiting:
                     # Again, unless a newer one waits.

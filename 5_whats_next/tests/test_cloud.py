@@ -183,6 +183,21 @@ def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
     uploader.close()
     names = {file.name for file in path.parent.iterdir() if file.is_file()}
     assert names == {"last.ckpt", "best.ckpt.damaged"}
+    assert uploader.damaged == {"best.ckpt"}
+
+
+def test_a_store_that_refuses_conditions_is_used_without(monkeypatch, folder):
+    """Broken by: has_conditions before the first write of probe has worked."""
+    write = folder.write
+
+    def refuse(name, text, only_over=""):
+        if only_over and folder.has_conditions:
+            raise UserError("501 Not Implemented")
+        write(name, text, only_over)
+
+    monkeypatch.setattr(folder, "write", refuse)
+    folder.probe()
+    assert not folder.has_conditions
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
@@ -436,7 +451,8 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     """Also without room for a copy it is said. Broken by: the interval counted from the start."""
     save_durably({"global_step": 36}, tmp_path / "last.ckpt")
     callback = CloudUploadCallback("none", upload_interval=10)
-    callback.uploader = mock.Mock(uploaded={}, error=OSError("no room"))
+    callback.uploader = mock.Mock(uploaded={}, damaged=set())
+    callback.uploader.error = OSError("no room")
     callback.uploader.is_taken_over.return_value = False
     callback.uploader.enqueue.side_effect = callback.uploader.error
     callback.checkpoints = tmp_path
@@ -453,10 +469,12 @@ def test_the_last_lines_are_true_and_read_no_weights(monkeypatch, tmp_path):
     save_durably({"global_step": 3}, tmp_path / "best.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"")
     callback = CloudUploadCallback("none")
-    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3})
+    # The third one has been set aside, so it is not in the folder.
+    damaged = {"gone.ckpt"}
+    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3}, damaged=damaged)
     callback.uploader.is_taken_over.return_value = False
     callback.checkpoints = tmp_path
-    assert callback.finish(1) == ["last.ckpt"]
+    assert callback.finish(1) == ["gone.ckpt", "last.ckpt"]
 
 
 class TrickleHandler(Handler):
@@ -476,7 +494,7 @@ def test_a_transfer_that_is_slow_and_never_silent(proxy, folder):
     folder = CloudFolder(folder.url)
     proxy.RequestHandlerClass = TrickleHandler
     with pytest.raises(UserError, match="not finished in 2 s"):
-        folder.request("_cat_file", f"{folder.path}/a", seconds=1, size=100_000)
+        folder.request("_cat_file", f"{folder.path}/a", seconds=1, size=400_000)
 
 
 # With the blog's arguments. Broken by: no local_dir.

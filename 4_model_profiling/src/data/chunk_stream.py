@@ -46,7 +46,9 @@ class ChunkStream(FastDataset):
         # the others are done (+ 1), and TensorStore's cache needs some room of its own (1.2).
         steps = self.grid.window[0]
         reach = 1 + math.ceil((steps - 1) / self.chunk[0])
-        points = self.lazy_fields.sizes["lat"] * self.lazy_fields.sizes["lon"]
+        points = 1  # a chunk at the edge of the grid is decoded whole
+        for axis, size in zip(("lat", "lon"), self.chunk[1:], strict=True):
+            points *= math.ceil(self.lazy_fields.sizes[axis] / size) * size
         layers = sum(self.layers.values())
         block_mb = self.dtype.itemsize * layers * self.chunk[0] * points / 1e6
         # A rank reads the blocks of its own streams alone, until the first stream ends. Then its

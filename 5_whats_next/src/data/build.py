@@ -21,6 +21,7 @@ from src.data.statistics import (
     check_dates,
     compute_statistics,
     grid_of,
+    of_variables,
     open_statistics,
     statistics_url,
 )
@@ -230,17 +231,19 @@ def add_statistics(
         known = there.attrs["variables"]
     if known and there.attrs.get("url", source) != source:
         raise UserError(f"{place}: the statistics of {there.attrs['url']} are here")
-    if again or (known and there.attrs.get("grid") != grid_of(fields)):
+    if known and there.attrs.get("grid") != grid_of(fields):
         known = []
-    missing = [name for name in fields if name not in known]
+    kept = [name for name in known if not (again and name in fields)]
+    missing = [name for name in fields if name not in kept]
     if not missing:
         return
 
     statistics = compute_statistics(fields[missing], train_period)
-    if known:
+    if kept:
         # Loaded, because they are written to the place where they come from.
-        statistics = xr.concat([there.load(), statistics], "variable")
-    statistics.attrs = {"variables": known + missing, "grid": grid_of(fields)}
+        others = of_variables(there, kept, place).load()
+        statistics = xr.concat([others, statistics], "variable")
+    statistics.attrs = {"variables": kept + missing, "grid": grid_of(fields)}
     if to:
         statistics.attrs["url"] = source
     # A group for all periods, through which check finds them.
