@@ -93,8 +93,8 @@ def predict(
     device = next(model.parameters()).device
     for batch in torch.arange(len(places)).split(BATCH_SIZE):
         windows = torch.stack([x[:, *places[i]] for i in batch])
-        # The numbers decide what is hidden. They are those of the validation only where val_stride is
-        # the window, and the window divides grid and period.
+        # The numbers decide what is hidden. They are the validation's only where val_stride is the
+        # window, and the window divides grid and period.
         index = block * len(places) + batch
         output = model(windows.to(device), index.to(device))
         for n, i in enumerate(batch):
