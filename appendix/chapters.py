@@ -36,13 +36,13 @@ LIMITS = {
     "2_cloud_data": (12_100, 11_000, 3_050),
     "3_data_pipeline": (10_100, 5_300, 3_250),
     "4_model_profiling": (7_100, 3_100, 3_050),
-    "5_whats_next": (14_400, 14_800, 4_050),
+    "5_whats_next": (14_450, 14_900, 4_100),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {
-    "tokens of the last chapter": 42_300,
+    "tokens of the last chapter": 42_450,
     "its files": 58,
-    "tokens that its training imports": 33_400,
+    "tokens that its training imports": 33_550,
     "files that its training imports": 46,
     "tokens of tools": 10_250,
     "tokens of the tools' tests": 6_200,

@@ -82,7 +82,7 @@ class CloudFolder:
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.request("_get_file", f"{self.path}/{name}", str(part), size=size)
-            if digest(part) != sha256:
+            if not digest(part).startswith(sha256):
                 raise DamagedError(f"{self.url}: {name} is damaged")
             part.replace(path)
         except FileNotFoundError as error:
@@ -124,6 +124,10 @@ class CloudFolder:
         with suppress(FileNotFoundError):
             return [Path(path).name for path in self.request("_find", self.path)]
         return []
+
+    def size(self, name: str) -> int:
+        """The bytes of an object."""
+        return int(self.request("_info", f"{self.path}/{name}")["size"])
 
     def delete(self, name: str) -> None:
         """Delete an object."""

@@ -21,7 +21,7 @@ from src.cloud_folder import TIMEOUT, CloudFolder, DamagedError, digest
 from src.errors import UserError
 
 KEEP = 2  # checkpoints of each name
-OBJECT = re.compile(r".+-\d{9,}-[0-9a-f]{8}\.ckpt")  # what upload calls them
+OBJECT = re.compile(r"(.+)-(\d{9,})-([0-9a-f]{8})\.ckpt")  # what upload calls them
 FIND_TIMEOUT = 7.0  # seconds at a start: a wrong address is found soon
 
 
@@ -44,8 +44,10 @@ class CloudRun:
     def read_list(self, seconds: float = TIMEOUT) -> tuple[str, list[dict[str, Any]]]:
         """The owner; name, object, step, sha256 and size of each checkpoint, the newest first."""
         text = self.folder.read("latest.json", seconds)
+        if not text:
+            return "", self.entries_of_objects()
         try:
-            latest = json.loads(text or '{"owner": "", "checkpoints": []}')
+            latest = json.loads(text)
         except ValueError as error:
             raise UserError(f"{self.folder.url}/latest.json is damaged") from error
         entries = sorted(latest["checkpoints"], key=lambda entry: -entry["step"])
@@ -56,6 +58,23 @@ class CloudRun:
                     f"{self.folder.url}/latest.json: {name!r} is no checkpoint's name"
                 )
         return latest["owner"], entries
+
+    def entries_of_objects(self) -> list[dict[str, Any]]:
+        """The entries of a list that was lost, from the objects' names; none for a new run.
+
+        A server that is no S3 of a cloud may lose an object, if its writer or the server is killed
+        while it is replaced: once in 40 kills, with SeaweedFS.
+        """
+        entries = []
+        for key in self.folder.names():
+            if match := OBJECT.fullmatch(key):
+                stem, step, sha256 = match.groups()
+                entry = {"name": f"{stem}.ckpt", "object": key, "step": int(step)}
+                # The beginning of its digest; enough to compare a download with.
+                entries.append(
+                    entry | {"sha256": sha256, "size": self.folder.size(key)}
+                )
+        return sorted(entries, key=lambda entry: -entry["step"])
 
     def write_list(self, entries: list[dict[str, Any]], only_over: str = "") -> None:
         """Replace latest.json."""

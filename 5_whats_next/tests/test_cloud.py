@@ -98,6 +98,16 @@ def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 5
 
 
+def test_a_lost_list_is_made_from_the_objects(folder, tmp_path):
+    """And goes on. Broken by: an empty list in place of entries_of_objects."""
+    for step in (1, 2):
+        upload(folder, tmp_path / "run", step)
+    folder.delete("latest.json")
+    assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 2
+    cloud = upload(folder, tmp_path / "run", 3)
+    assert [entry["step"] for entry in cloud.read_list()[1]] == [3, 2]
+
+
 @pytest.mark.parametrize("damage", ["cut", "bit", "missing"])
 def test_a_damaged_copy_is_skipped(folder, tmp_path, capsys, damage):
     """Broken by: no digest in download; `return` in place of `continue`."""
