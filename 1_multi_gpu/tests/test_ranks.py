@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from src.config import CHAPTER
-from tests.runs import TWO_RANKS, rows, start, train, wait_for_step
+from tests.runs import rows, start, train, wait_for_step
 
 pytestmark = pytest.mark.slow
 OCEAN = [f"-c={CHAPTER}/tests/ocean.yaml"]
@@ -91,7 +91,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on(two_ranks):
 def test_killed_on_one_machine_it_goes_on_with_two(tmp_path, two_ranks):
     """SIGKILL of all ranks; then two torchrun agents. Broken by: first_batch = 0."""
     every = "--trainer.checkpoint_every_n_steps=7"
-    process = start(tmp_path, *DDP, every, command=[*TWO_RANKS, *SCRIPT])
+    process = start(tmp_path, *DDP, every, command=SCRIPT)
     folder = tmp_path / "run_1"
     wait_for_step(process, folder, random.randint(8, 45))
     os.killpg(process.pid, signal.SIGKILL)

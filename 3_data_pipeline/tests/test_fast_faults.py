@@ -56,7 +56,8 @@ def test_what_may_pass_is_tried_again(proxy, kind):
 @pytest.mark.parametrize("kind", ["stall", "503"])
 def test_a_failing_endpoint_ends_within_its_patience(proxy, kind):
     """Broken by: no timeout in FastDataset.result."""
-    dataset = FastDataset("train", **(SETTINGS | {"patience": 2}))
+    dataset = FastDataset("train", **SETTINGS)
+    dataset.patience = 2  # from here on: on a busy machine opening may take longer
     proxy.faults, start = [Fault(kind, math.inf, "/c/")], time.monotonic()
     with pytest.raises(UserError, match=r"^s3://.*: no answer in 2 s$"):
         dataset[0]
