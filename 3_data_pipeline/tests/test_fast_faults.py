@@ -253,7 +253,7 @@ from src.loader_report import memory_needed
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
-settings = {"url": sys.argv[1], "window": (12, 180, 360), "train_stride": (2, 1, 60)}
+settings = {"url": sys.argv[1], "window": (12, 180, 360), "train_stride": (1, 1, 40)}
 settings |= {"train_period": ("1900-01", "1902-06"), "val_period": ("1903-07", "1904-06")}
 settings |= {"concurrency": 4}
 for ahead in (0, 2, 8):
