@@ -72,9 +72,8 @@ class Recorder(Callback):
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.seconds: list[float] = []
-        self.ends: list[
-            float
-        ] = []  # of the steps; from one to the next is the wait for data, too
+        # Of the steps; from one to the next is the wait for data, too.
+        self.ends: list[float] = []
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address; without the weights.
         self.weights: set[int] = set()

@@ -23,9 +23,7 @@ class Uploader(threading.Thread):
         self.changed = threading.Condition()  # guards what follows
         self.waiting: dict[str, tuple[Path, int]] = {}  # file and step, by name
         self.uploaded: dict[str, int] = {}  # step of the newest uploaded file, by name
-        self.damaged: set[str] = (
-            set()
-        )  # names whose newest file was damaged, and is set aside
+        self.damaged: set[str] = set()  # names whose newest file is set aside
         self.is_busy = False
         self.is_closed = False
         self.error: Exception | None = None  # of the last attempt
