@@ -37,6 +37,23 @@ class Start:
     checkpoint: Path | None = None
 
 
+@dataclass
+class Place:
+    """Where a run is looked for.
+
+    Args:
+        folder: on the disk.
+        arguments: the settings that are given.
+        cloud: the folder of all runs there; empty for none.
+        policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
+    """
+
+    folder: Path
+    arguments: list[str]
+    cloud: str = ""
+    policy: Literal["auto", "must", "never"] = "must"
+
+
 def find_start(
     description: str, arguments: list[str], classes: tuple[type, ...], stack: ExitStack
 ) -> Start:
@@ -50,39 +67,55 @@ def find_start(
     early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
     options, others = early.parse_known_args(arguments)
 
-    policy: Literal["auto", "must", "never"] = "must"
-    cloud = ""
     if "://" in options.resume:
-        cloud, _, name = options.resume.rstrip("/").rpartition("/")
-        # ModelCheckpoint compares paths, links and all.
-        folder = (CHAPTER / options.output_dir / name).resolve()
-        # Also for uploads: the run at this address goes on, and no other.
-        arguments = [
-            *others,
-            f"--trainer.output_dir={options.output_dir}",
-            f"--trainer.cloud_storage_path={cloud}",
-            f"--trainer.run_name={name}",
-        ]
+        place = place_of_address(options.resume, options.output_dir, others)
     elif options.resume:
-        folder = Path(options.resume).resolve()
+        place = Place(Path(options.resume).resolve(), arguments)
     else:
         config, resolved = parse_config(description, arguments, *classes)
-        settings = config.trainer
-        if not settings.run_name:
+        if not config.trainer.run_name:
             return Start(config, resolved)
-        folder = (CHAPTER / settings.output_dir / settings.run_name).resolve()
-        policy = settings.resume_policy
-        cloud = storage_path(settings.cloud_storage_path)
+        place = place_of_name(config.trainer, arguments)
 
-    stack.enter_context(only_training(folder))
-    if cloud:
-        check_settings(CloudRun(f"{cloud}/{folder.name}", folder), arguments, classes)
-    checkpoint = find_run(folder, policy, cloud)
+    stack.enter_context(only_training(place.folder))
+    if place.cloud:
+        check_settings(place, classes)
+    checkpoint = find_run(place.folder, place.policy, place.cloud)
     if checkpoint:
         # The saved settings apply; a setting given here must not contradict them.
-        resumed = [*arguments, f"--resume={folder}"]
+        resumed = [*place.arguments, f"--resume={place.folder}"]
         config, resolved = parse_config(description, resumed, *classes)
-    return Start(config, resolved, folder, checkpoint)
+    return Start(config, resolved, place.folder, checkpoint)
+
+
+def place_of_address(address: str, output_dir: str, arguments: list[str]) -> Place:
+    """That of ``--resume s3://BUCKET/FOLDER/NAME``."""
+    cloud, _, name = address.rstrip("/").rpartition("/")
+    # Also for uploads: the run at this address goes on, and no other.
+    arguments = [
+        *arguments,
+        f"--trainer.cloud_storage_path={cloud}",
+        f"--trainer.run_name={name}",
+    ]
+    return Place(folder_of(output_dir, name), arguments, cloud)
+
+
+def place_of_name(settings: Namespace, arguments: list[str]) -> Place:
+    """That of ``--trainer.run_name NAME``."""
+    folder = folder_of(settings.output_dir, settings.run_name)
+    cloud = storage_path(settings.cloud_storage_path)
+    return Place(folder, arguments, cloud, settings.resume_policy)
+
+
+def folder_of(output_dir: str, name: str) -> Path:
+    """The folder of a run. Raises UserError if it would have another name in the cloud."""
+    # ModelCheckpoint compares paths, links and all.
+    folder = (CHAPTER / output_dir / name).resolve()
+    if folder.name != name:
+        raise UserError(
+            f"trainer.run_name: {name} is a path, or its folder a link; take a plain name"
+        )
+    return folder
 
 
 @contextmanager
@@ -113,22 +146,22 @@ def lock(folder: Path, name: str) -> Iterator[None]:
         raise UserError(f"{folder}: another process is training this run") from error
 
 
-def check_settings(
-    cloud: CloudRun, arguments: list[str], classes: tuple[type, ...]
-) -> None:
+def check_settings(place: Place, classes: tuple[type, ...]) -> None:
     """Compare settings before a download replaces anything. Raises UserError if they differ."""
-    with FileLock(cloud.run.parent / f".{cloud.run.name}.lock"):
-        _, step = newest_intact(cloud.run / "checkpoints")
+    run = place.folder
+    cloud = CloudRun(f"{place.cloud}/{run.name}", run)
+    with FileLock(run.parent / f".{run.name}.lock"):
+        _, step = newest_intact(run / "checkpoints")
     try:
         text = cloud.folder.read("config.yaml") if cloud.newer_than(step) else ""
     except UserError:
         return  # find_run tries again, and decides
     if not text:
         return
-    local = cloud.run / "config.yaml"
+    local = run / "config.yaml"
     with TemporaryDirectory() as copy:
         Path(copy, "config.yaml").write_text(text)
-        for given in (arguments, [f"-c={local}"] if local.exists() else []):
+        for given in (place.arguments, [f"-c={local}"] if local.exists() else []):
             try:
                 parse_config("", [*given, f"--resume={copy}"], *classes)
             except UserError as error:

@@ -543,7 +543,7 @@ def test_lightning_cli_uploads(monkeypatch, tmp_path, capsys):
     assert [entry["step"] for entry in copy.newer_than(0)] == [4, 4]
 
 
-# Broken by: no second parse_config in find_start; no policy in find_run.
+# Broken by: no second parse_config in find_start; no policy in find_run; no name in folder_of.
 def test_bad_input(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         training(monkeypatch, tmp_path, "max_steps=3")
@@ -551,6 +551,7 @@ def test_bad_input(monkeypatch, tmp_path):
         ("cloud_storage_path=s3://nowhere/x", "^s3://nowhere/x/"),
         ("resume_policy=must", r"s3://.*/x: no checkpoint \(resume_policy: must\)"),
         ("precision=16-mixed", "trainer.precision: 16-mixed needs a GPU"),
+        ("run_name=exp/1", "trainer.run_name: exp/1 is a path"),
     ):
         with pytest.raises(UserError, match=expected):
             training(monkeypatch, tmp_path, "run_name=x", word)
