@@ -129,7 +129,7 @@ def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
     limit = {"time": "3", "signal": "TERM@60", "output": str(log)}
     settings = [*SETTINGS, "--model.depth=6", "--model.embed_dim=192"]
     job = cluster.submit(chapter, "train_requeue.sbatch", *settings, *cloud, **limit)
-    run = chapter / "output" / f"slurm-{job}"
+    run = chapter / "output" / f"slurm-laptop-{job}"
 
     def starts() -> list[int]:
         found = re.findall(r"training  steps (\d+) to", text_of(log))
@@ -174,7 +174,7 @@ def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_p
     # A large model, so that the signal comes before the first step.
     settings = [*SETTINGS, cloud, "--model.depth=12", "--model.embed_dim=384"]
     job = cluster.submit(chapter, "train_requeue.sbatch", *settings, **options)
-    run = chapter / "output" / f"slurm-{job}"
+    run = chapter / "output" / f"slurm-laptop-{job}"
 
     wait_until(lambda: "Initializing distributed" in text_of(log), log)
     cluster.run("scancel", "--signal=TERM", job)
@@ -182,7 +182,7 @@ def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_p
     assert not losses(run)
     wait_until(lambda: len(losses(run)) > 5, log)
 
-    pids = cluster.run("pgrep", "-f", f"lightning_train.py.*slurm-{job} ").split()
+    pids = cluster.run("pgrep", "-f", f"lightning_train.py.*slurm-laptop-{job} ").split()
     ranks = [pid for pid in pids if "SLURM_PROCID=1" in environment_of(cluster, pid)]
     cluster.run("kill", "-KILL", ranks[0])
     wait_until(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), log)
