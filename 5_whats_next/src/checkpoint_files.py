@@ -17,6 +17,10 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from src.checkpoint import read_checkpoint, save_atomic
 from src.errors import UserError
 
+CHECKED = (
+    "CHECKED_CHECKPOINT"  # variable: version of the file that is known to be intact
+)
+
 
 def is_intact(path: Path) -> bool:
     """Whether all parts of a file have the checksums that were saved with them.
@@ -69,8 +73,18 @@ def recorded_step(path: Path) -> int | None:
         return None
 
 
+def version(path: Path) -> str:
+    """What changes when a file is written or replaced."""
+    status = path.stat()
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+
 def newest_intact(folder: Path) -> tuple[Path | None, int]:
-    """The checkpoint with the most steps among those that are whole, and its step."""
+    """The checkpoint with the most steps among those that are whole, and its step.
+
+    Its version goes to the environment: neither this process nor a rank that it launches reads the
+    same file in full again.
+    """
     candidates = []
     for path in folder.glob("*.ckpt"):
         step = recorded_step(path)
@@ -83,7 +97,9 @@ def newest_intact(folder: Path) -> tuple[Path | None, int]:
             candidates.append((step, "last" in path.name, path))
     # With gigabytes in each file a start would take minutes if all of them were read.
     for step, _, path in sorted(candidates, reverse=True):
-        if is_intact(path):
+        checked = version(path)
+        if os.environ.get(CHECKED) == checked or is_intact(path):
+            os.environ[CHECKED] = checked
             return path, step
         set_aside(path)
     return None, 0
@@ -169,7 +185,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Read it. Raises UserError if the file is damaged."""
         path = Path(path)
-        if read_step(path) is None:
+        is_checked = os.environ.get(CHECKED) == version(path)
+        if not is_checked and read_step(path) is None:
             raise UserError(f"{path} is damaged, or no checkpoint")
         checkpoint = read_checkpoint(path)
         # ModelCheckpoint forgets the best score if the run's folder has another path now, as on

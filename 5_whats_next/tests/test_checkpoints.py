@@ -8,6 +8,7 @@ import re
 import resource
 import sys
 from unittest import mock
+from zipfile import ZipFile
 
 import lightning_train
 import pytest
@@ -16,9 +17,9 @@ import torch
 from src import checkpoint_files
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.errors import UserError
-from src.resume import find_run
 from src.stop_and_save import StopAndSave
 from tests.runs import call, rows, start, train
+from tests.test_cloud import training
 
 STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
 EVERY_STEP = [
@@ -78,14 +79,36 @@ def test_a_flipped_bit_or_a_missing_end_is_found(tmp_path):
 
 
 def test_a_start_reads_one_file_in_full(monkeypatch, tmp_path):
-    """Each may have gigabytes. Broken by: read_step of each file; no has_newer in find_run."""
-    for step in (1, 2):
-        save_durably(STATE | {"global_step": step}, tmp_path / "checkpoints/last.ckpt")
-    is_intact = mock.Mock(wraps=checkpoint_files.is_intact)
-    monkeypatch.setattr(checkpoint_files, "is_intact", is_intact)
-    path = find_run(tmp_path, "must", "s3://embedded/tests")
-    is_intact.assert_called_once_with(path)
-    assert path.name == "last.ckpt"
+    """To check it, and again to load it; what changes in between is checked again.
+
+    Broken by: read_step of each file; no CHECKED in newest_intact, or in load_checkpoint; no size
+    and time in version.
+    """
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, "max_steps=3")
+    path = tmp_path / tmp_path.name / "checkpoints" / "last.ckpt"
+    checked = []
+    testzip = ZipFile.testzip
+
+    def spy(archive):
+        checked.append(archive.filename)
+        return testzip(archive)
+
+    monkeypatch.setattr(ZipFile, "testzip", spy)
+    load = mock.Mock(wraps=checkpoint_files.read_checkpoint)
+    monkeypatch.setattr(checkpoint_files, "read_checkpoint", load)
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, "max_steps=4")
+    assert [name for name in checked if ".uploads" not in name] == [str(path)]
+    load.assert_called_once_with(path)
+
+    save_durably(STATE | {"global_step": 5}, path)
+    assert newest_intact(path.parent) == (path, 5)
+    content = bytearray(path.read_bytes())
+    content[content.index(STATE["weights"].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoint_files.DurableCheckpointIO().load_checkpoint(path)
 
 
 # A real limit of the system. Broken by: no except in save_durably.
