@@ -34,7 +34,6 @@ FIXED_ON_RESUME = (
     "optimizer",
     "data.dataset",
     "data.batch_size",
-    "trainer.output_dir",
 )
 
 

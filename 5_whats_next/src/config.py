@@ -33,7 +33,6 @@ FIXED_ON_RESUME = (
     "optimizer",
     "data.dataset",
     "data.batch_size",
-    "trainer.output_dir",
 )
 
 

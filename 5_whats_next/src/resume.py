@@ -94,6 +94,7 @@ def place_of_address(address: str, output_dir: str, arguments: list[str]) -> Pla
     # Also for uploads: the run at this address goes on, and no other.
     arguments = [
         *arguments,
+        f"--trainer.output_dir={output_dir}",
         f"--trainer.cloud_storage_path={cloud}",
         f"--trainer.run_name={name}",
     ]
