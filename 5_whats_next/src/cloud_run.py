@@ -118,7 +118,7 @@ class CloudRun:
     def check_owner(self) -> list[dict[str, Any]]:
         """The entries of latest.json. Raises TakenOverError if it is another one's."""
         owner, entries = self.read_list()
-        if owner != self.owner:
+        if owner and owner != self.owner:  # a lost list is nobody's
             raise TakenOverError(f"{self.folder.url}: another process has taken over")
         return entries
 

@@ -99,13 +99,19 @@ def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
 
 
 def test_a_lost_list_is_made_from_the_objects(folder, tmp_path):
-    """And goes on. Broken by: an empty list in place of entries_of_objects."""
+    """And goes on, by a start or while it trains.
+
+    Broken by: an empty list in place of entries_of_objects; no `owner and` in check_owner.
+    """
     for step in (1, 2):
         upload(folder, tmp_path / "run", step)
     folder.delete("latest.json")
     assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 2
     cloud = upload(folder, tmp_path / "run", 3)
     assert [entry["step"] for entry in cloud.read_list()[1]] == [3, 2]
+    folder.delete("latest.json")
+    cloud.upload(tmp_path / "run" / "checkpoints" / "last.ckpt", "best.ckpt", 3)
+    assert cloud.read_list()[0] == cloud.owner
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "missing"])
@@ -229,7 +235,10 @@ def whole(monkeypatch, tmp_path):
 
 
 def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, capsys):
-    """By name, by address. Broken by: no metrics.csv in upload; no path in state_dict."""
+    """By name, by address. Broken by: no metrics.csv in upload; no path in state_dict.
+
+    Into another output_dir. Broken by: output_dir in FIXED_ON_RESUME.
+    """
     monkeypatch.setenv("CLOUD_STORAGE_PATH", RUNS)
     for step in (5, 8):  # inside an epoch, and at its end
         with pytest.raises(SystemExit, match="0"):
@@ -244,7 +253,7 @@ def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, cap
     folder.request("_copy", folder.path, copy.removeprefix("s3://"), recursive=True)
     for name in folder.names():
         folder.delete(name)
-    words = [f"--resume={copy}", f"--trainer.output_dir={tmp_path}"]
+    words = [f"--resume={copy}", f"--trainer.output_dir={tmp_path}/elsewhere"]
     call(monkeypatch, *words, "--trainer.max_steps=-1", script=lightning_train)
     console = capsys.readouterr().out
     assert console.count(f"cloud     {RUNS}/{tmp_path.name}") == 2
@@ -253,7 +262,7 @@ def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, cap
     assert all(
         text in console for text in ("steps 5 to 12", "steps 8 to 12", "12: uploaded")
     )
-    assert rows(tmp_path / tmp_path.name) == whole
+    assert rows(tmp_path / "elsewhere" / tmp_path.name) == whole
 
 
 # Break the network as the fourth step begins.
