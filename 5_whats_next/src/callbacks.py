@@ -101,11 +101,10 @@ class CloudUploadCallback(Callback):
             print("cloud     none: nothing is uploaded", flush=True)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Count epochs and steps from here."""
-        # At once what an earlier process has left: jobs that are shorter than the interval would
-        # never upload.
-        self.epoch = trainer.current_epoch - self.interval
-        self.step = self.last_multiple(trainer.global_step)
+        """Make an upload due at once: of what an earlier process has left."""
+        # Otherwise jobs that are shorter than the interval would never upload.
+        self.last_upload_epoch = trainer.current_epoch - self.interval
+        self.last_upload_step = self.last_multiple(trainer.global_step)
         self.first_step = trainer.global_step
 
     @rank_zero_only
@@ -132,20 +131,20 @@ class CloudUploadCallback(Callback):
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
-            sys.exit(TAKEN_OVER)  # finish says why
+            self.finish(0)
         if trainer.global_step % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
             uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
             age = float(trainer.global_step - uploaded)
             self.log("train_upload_age_steps", age, rank_zero_only=True)
         # Not in on_train_batch_end: ModelCheckpoint writes after all other callbacks.
-        epochs = trainer.current_epoch - self.epoch
-        steps = trainer.global_step - self.step
+        epochs = trainer.current_epoch - self.last_upload_epoch
+        steps = trainer.global_step - self.last_upload_step
         is_due = epochs >= self.interval or 0 < self.every <= steps
         if self.during_training and is_due:
             self.enqueue_new()
-            self.epoch = trainer.current_epoch
-            self.step = self.last_multiple(trainer.global_step)
+            self.last_upload_epoch = trainer.current_epoch
+            self.last_upload_step = self.last_multiple(trainer.global_step)
 
     def last_multiple(self, step: int) -> int:
         """The last step at which StopAndSave saves: its next save is uploaded at once."""
@@ -159,10 +158,10 @@ class CloudUploadCallback(Callback):
     def enqueue_new(self) -> None:
         """Enqueue the checkpoints that have been written since the last time."""
         for path in self.files():
-            written = path.stat().st_mtime_ns
-            if self.enqueued.get(path.name) != written:
-                with suppress(OSError):
-                    # No room for the copy: again at the next upload.
+            # It is gone, or there is no room for the copy: again at the next upload.
+            with suppress(OSError):
+                written = path.stat().st_mtime_ns
+                if self.enqueued.get(path.name) != written:
                     self.uploader.enqueue(path)
                     self.enqueued[path.name] = written
 
@@ -190,7 +189,7 @@ class CloudUploadCallback(Callback):
                     raise
 
     def finish(self, seconds: float) -> list[str]:
-        """Upload what is new, wait for it, print what has arrived; returns what has not.
+        """Upload what is new, wait for it, and end the thread; returns what is not in the cloud.
 
         Ends the program with TAKEN_OVER if another process goes on with the run.
         """
@@ -202,9 +201,18 @@ class CloudUploadCallback(Callback):
             uploader.flush(seconds)
         self.uploader = None  # a signal may end the wait, and then this begins again
         uploader.close()
+        missing = self.missing(uploader)
+        if uploader.is_taken_over():
+            # Also after a signal: with 143 a job would be queued again, and take the run back.
+            print(f"cloud     {uploader.error}", flush=True)
+            sys.exit(TAKEN_OVER)
+        return missing
+
+    def missing(self, uploader: Uploader) -> list[str]:
+        """Print what has arrived; returns the names of what should have, and has not."""
         missing = []
         # Also those that could not be enqueued, for want of room, or were set aside.
-        names = sorted({path.name for path in self.files()} | uploader.damaged)
+        names = sorted({path.name for path in self.files()}.union(uploader.damaged))
         if self.on_end and not names:
             missing.append(f"any checkpoint of {self.checkpoints}")
         for name in names:
@@ -219,8 +227,4 @@ class CloudUploadCallback(Callback):
             print(
                 f"cloud     {name} of step {step}: NOT UPLOADED ({reason})", flush=True
             )
-        if uploader.is_taken_over():
-            # Also after a signal: with 143 a job would be queued again, and take the run back.
-            print(f"cloud     {uploader.error}", flush=True)
-            sys.exit(TAKEN_OVER)
         return missing

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from src.checkpoint_files import add_name, saved_step, set_aside
@@ -23,7 +24,9 @@ class Uploader(threading.Thread):
         self.changed = threading.Condition()  # guards what follows
         self.waiting: dict[str, tuple[Path, int]] = {}  # file and step, by name
         self.uploaded: dict[str, int] = {}  # step of the newest uploaded file, by name
-        self.damaged: set[str] = set()  # names whose newest file is set aside
+        self.damaged: dict[
+            str, Path
+        ] = {}  # the newest file of a name, if it is damaged
         self.is_busy = False
         self.is_closed = False
         self.error: Exception | None = None  # of the last attempt
@@ -57,22 +60,20 @@ class Uploader(threading.Thread):
                 self.is_busy = True
             error = self.attempt(snapshot, name, step)
             is_damaged = isinstance(error, DamagedFileError)
-            original = snapshot.parents[1] / name
-            if is_damaged and original.exists() and original.samefile(snapshot):
-                set_aside(original)  # the next start downloads it again
             with self.changed:
                 self.is_busy = False
                 self.error = error
+                with suppress(OSError):  # the log is on a full disk
+                    self.notify(error)
                 if is_damaged:
-                    self.damaged.add(name)
-                elif not error:
-                    self.damaged.discard(name)
-                self.notify(error)
-                if error and not is_damaged and name not in self.waiting:
+                    self.damaged[name] = snapshot
+                elif error and name not in self.waiting:
                     # Again, unless a newer one waits.
                     self.waiting[name] = (snapshot, step)
                 else:
                     snapshot.unlink(missing_ok=True)
+                if not error:
+                    self.damaged.pop(name, None)
                 self.changed.notify_all()
                 if error:  # a pause, which a newer file ends
                     self.changed.wait(PAUSE)
@@ -129,8 +130,16 @@ class Uploader(threading.Thread):
             self.changed.wait_for(is_over, seconds)
 
     def close(self) -> None:
-        """End the thread; a request that does not answer is left to its time limit."""
+        """End the thread, and set aside what is damaged.
+
+        A request that does not answer is left to its time limit.
+        """
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
         self.join(timeout=1)
+        # Not in the thread: the training may be replacing the file.
+        for name, snapshot in list(self.damaged.items()):
+            original = snapshot.parents[1] / name
+            if original.exists() and original.samefile(snapshot):
+                set_aside(original)  # the next start downloads it again
