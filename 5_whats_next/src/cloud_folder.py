@@ -1,6 +1,7 @@
 """A folder in object storage, where each request has a limit and each file is compared."""
 
 import asyncio
+import errno
 import hashlib
 import secrets
 from contextlib import suppress
@@ -144,20 +145,20 @@ class CloudFolder:
             raise UserError(f"{self.url}: what was written is not what is read")
         if "s3" in self.fs.protocol:
             # Some S3 servers ignore conditions, others refuse any request with one.
-            version = self.version(name)
             self.has_conditions = True
-            is_known = self.is_written(name, only_over=version)
-            self.has_conditions = is_known and not self.is_written(
-                name, only_over='"0"'
-            )
+            is_known = self.is_written(name, only_over=self.version(name))
+            self.has_conditions = is_known and not self.is_written(name, '"0"')
         self.delete(name)
         self.read(name)  # what is not there: a new run's latest.json
 
     def is_written(self, name: str, only_over: str) -> bool:
-        """Whether the store takes an object on this condition."""
+        """Whether the store takes an object on this condition. Raises UserError if nobody knows."""
         try:
             self.write(name, name, only_over)
-        except UserError:
+        except UserError as error:
+            # No answer, or 503 after all retries: the run would go on without conditions.
+            if getattr(error.__cause__, "errno", None) in (None, errno.EBUSY):
+                raise
             return False
         return True
 

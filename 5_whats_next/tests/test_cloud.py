@@ -1,6 +1,7 @@
 """The copy in the cloud: what arrives is whole, faults are survived, and the run comes back."""
 
 import contextlib
+import errno
 import itertools
 import math
 import random
@@ -207,17 +208,24 @@ def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
 
 
 def test_a_store_that_refuses_conditions_is_used_without(monkeypatch, folder):
-    """Broken by: has_conditions before the first write of probe has worked."""
+    """Not one that is busy.
+
+    Broken by: has_conditions before the first write of probe has worked; no `raise` in is_written.
+    """
+    answer = errno.ENOSYS
     write = folder.write
 
     def refuse(name, text, only_over=""):
         if only_over and folder.has_conditions:
-            raise UserError("501 Not Implemented")
+            raise UserError("501 Not Implemented") from OSError(answer, "")
         write(name, text, only_over)
 
     monkeypatch.setattr(folder, "write", refuse)
     folder.probe()
     assert not folder.has_conditions
+    answer = errno.EBUSY
+    with pytest.raises(UserError, match="501"):
+        folder.probe()
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
