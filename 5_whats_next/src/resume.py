@@ -137,21 +137,34 @@ def only_training(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock(folder: Path, name: str) -> Iterator[None]:
-    """Hold a lock beside a run's folder. Raises UserError if another process has it."""
+def lock(folder: Path, name: str, blocking: bool = False) -> Iterator[None]:
+    """Hold a lock beside a run's folder.
+
+    Raises:
+        UserError: another process has it, or the filesystem has no locks.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # A soft one is a file that is there: it would outlive a process that is killed.
+    file = FileLock(
+        folder.parent / f".{folder.name}.{name}",
+        blocking=blocking,
+        fallback_to_soft=False,
+    )
     try:
-        with FileLock(folder.parent / f".{folder.name}.{name}", blocking=False):
-            yield
+        held = file.acquire()
     except Timeout as error:
         raise UserError(f"{folder}: another process is training this run") from error
+    except OSError as error:
+        raise UserError(f"{folder.parent}: no lock: {error.strerror}") from error
+    with held:
+        yield
 
 
 def check_settings(place: Place, classes: tuple[type, ...]) -> None:
     """Compare settings before a download replaces anything. Raises UserError if they differ."""
     run = place.folder
     cloud = CloudRun(f"{place.cloud}/{run.name}", run)
-    with FileLock(run.parent / f".{run.name}.lock"):
+    with lock(run, "lock", blocking=True):
         _, step = newest_intact(run / "checkpoints")
     try:
         text = cloud.folder.read("config.yaml") if cloud.newer_than(step) else ""
@@ -180,8 +193,7 @@ def find_run(
         policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
         cloud: the folder of all runs there; empty for none.
     """
-    run.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(run.parent / f".{run.name}.lock"):
+    with lock(run, "lock", blocking=True):
         # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
         has_newer = False

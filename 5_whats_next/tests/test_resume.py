@@ -1,9 +1,11 @@
 """What a start finds: settings that differ, a run that is in use, names and files of others."""
 
+import errno
 import json
 import os
 import signal
 from pathlib import Path
+from unittest import mock
 
 import lightning_train
 import numpy as np
@@ -330,3 +332,11 @@ def test_env_files_of_this_project_only(monkeypatch, tmp_path):
         open_store("memory://x")
         read = {n: os.environ.get(n) for n in ("PLACE", "CHAPTER", "ROOT", "ABOVE")}
     assert read == {"PLACE": "chapter", "CHAPTER": "1", "ROOT": "1", "ABOVE": None}
+
+
+def test_a_disk_without_locks_is_refused(monkeypatch, tmp_path):
+    """A file in place of a lock would outlive a kill. Broken by: no fallback_to_soft=False."""
+    no_lock = mock.Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)))
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    with pytest.raises(UserError, match="no lock: Function not implemented"):
+        local(monkeypatch, tmp_path)
