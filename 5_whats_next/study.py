@@ -151,6 +151,9 @@ def main() -> None:
     own = {"trials": 12, "name": "small"}
     options, config = read_options(__doc__, own, SHORT)
     check_one_device(config)
+    window = config.data.dataset("val").sample_shape[1:]
+    if any(size % block for size, block in zip(window, BLOCK, strict=True)):
+        raise UserError(f"study.py: BLOCK {BLOCK} has to divide the window {window}")
     folder = results_folder(f"study/{options.name}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
