@@ -26,7 +26,7 @@ from short_run import Recorder, read_options, short_training
 from torch.utils.data import DataLoader
 
 from src.callbacks import storage_path
-from src.cloud_folder import CloudFolder
+from src.cloud_folder import READ_TIMEOUT, CloudFolder
 from src.config import CHAPTER, choose_device
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
@@ -35,7 +35,7 @@ from src.errors import UserError, one_line_errors
 from src.loader_report import memory_needed
 
 STEPS = 12  # that are timed; the first quarter warms up
-TIMEOUT = 5.0  # seconds for a server's answer
+TIMEOUT = READ_TIMEOUT  # seconds for a server's answers
 OWN_DATA = "your own data module; the step tries it"
 
 
