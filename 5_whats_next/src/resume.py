@@ -210,7 +210,8 @@ def find_run(
             checkpoint, step = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
         raise UserError(
-            f"{run} has no checkpoint that is intact; move it away to begin again"
+            f"{run} has no checkpoint that is intact; move it away, or take another run_name,"
+            " to begin again"
         )
     if policy == "must" and not checkpoint:
         raise UserError(
