@@ -60,6 +60,11 @@ def steps_until_back(run: Recorder, window: int) -> list[float]:
     return waits
 
 
+def final_score(run: Recorder, name: str) -> float:
+    """That of the last validation."""
+    return run.scores[max(run.scores)][name]
+
+
 def main() -> None:
     """Read the command line, train, report."""
     options, config = read_options(__doc__, {"seeds": 3}, {"trainer.max_epochs": 2})
@@ -69,7 +74,8 @@ def main() -> None:
     (*_, end) = runs["cosine"][0].scores.values()
     rmse = next(name for name in end if name.startswith("rmse_"))
     last = {
-        k: np.array([list(r.scores.values())[-1][rmse] for r in runs[k]]) for k in runs
+        name: np.array([final_score(run, rmse) for run in seeds])
+        for name, seeds in runs.items()
     }
     print(f"schedule    {rmse}     minus that of cosine, by seed")
     for name, values in last.items():

@@ -87,12 +87,13 @@ def train(start: Start, stack: ExitStack) -> int:
         return launch(settings.devices)
 
     # From here on every rank runs every line. Rank 0 alone makes a folder, and writes.
-    folder = start.folder
-    if not folder:
-        is_first = rank_zero_only.rank == 0
-        output = (CHAPTER / settings.output_dir).resolve()
-        folder = new_run_folder(output) if is_first else Path()
+    if start.folder:
+        folder = start.folder
+    elif rank_zero_only.rank == 0:
+        folder = new_run_folder((CHAPTER / settings.output_dir).resolve())
         stack.enter_context(only_training(folder))
+    else:
+        folder = Path()  # the other ranks write nothing
     if rank_zero_only.rank == 0:
         # A lock of its own: a launcher that is killed alone leaves its ranks training.
         stack.enter_context(lock(folder, "writing"))

@@ -19,6 +19,7 @@ overlaps the one before, the last one counts. One window's time steps are in mem
 import itertools
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import dask
@@ -125,8 +126,8 @@ def lazy_output(
         raise UserError(f"--period: {num_steps} steps; a window has {window[0]}")
     # The weights of the validation's scores, for the whole grid as one window.
     whole = (1, height, width)
-    dataset.grid = WindowGrid(fields, whole, whole, slice(0, 1))
-    weights = latitude_weights(dataset, torch.tensor([0]))
+    one_window = SimpleNamespace(grid=WindowGrid(fields, whole, whole, slice(0, 1)))
+    weights = latitude_weights(one_window, torch.tensor([0]))
     std = dataset.std[:, None, None, None]
     mean = dataset.mean[:, None, None, None]
 

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning_train import CLASSES, build_training
 
 from src.checkpoint_files import read_step
-from src.config import CHAPTER, parse_config
+from src.config import CHAPTER, DEFAULT_FILE, parse_config
 from src.errors import UserError
 
 
@@ -42,13 +42,10 @@ def read_options(
     )
     options, others = parser.parse_known_args()
     options.own_overrides = [*(f"-c={file}" for file in options.config), *others]
-    if options.config:
-        # Files count before all options, so the defaults are a file, too: the first one.
-        first = [f"-c={json.dumps(defaults)}"]
-    else:
-        # Options, because any file would replace config.yaml.
-        first = [f"--{key}={value}" for key, value in defaults.items()]
-    options.overrides = [*first, *options.own_overrides]
+    # A file as well, here its content: files count before all options. Any replaces config.yaml.
+    defaults_file = f"-c={json.dumps(defaults)}"
+    base = [] if options.config else [f"-c={DEFAULT_FILE}"]
+    options.overrides = [*base, defaults_file, *options.own_overrides]
     return options, parse_config(doc, options.overrides, *CLASSES)[0]
 
 
