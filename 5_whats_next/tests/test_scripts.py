@@ -306,5 +306,5 @@ def test_secrets_of_workers_ranks_and_the_server(monkeypatch, tmp_path):
 def test_a_study_of_another_window_ends_at_once(monkeypatch, study):
     """Not after an epoch. Broken by: no comparison in main."""
     monkeypatch.setattr(study, "BLOCK", (5, 8, 8))
-    with pytest.raises(UserError, match="BLOCK .* has to divide the window"):
+    with pytest.raises(UserError, match=r"BLOCK .* has to divide the window"):
         call(monkeypatch, OCEAN, "--trials=0", script=study)

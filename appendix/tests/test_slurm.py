@@ -182,7 +182,9 @@ def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_p
     assert not losses(run)
     wait_until(lambda: len(losses(run)) > 5, log)
 
-    pids = cluster.run("pgrep", "-f", f"lightning_train.py.*slurm-laptop-{job} ").split()
+    pids = cluster.run(
+        "pgrep", "-f", f"lightning_train.py.*slurm-laptop-{job} "
+    ).split()
     ranks = [pid for pid in pids if "SLURM_PROCID=1" in environment_of(cluster, pid)]
     cluster.run("kill", "-KILL", ranks[0])
     wait_until(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), log)
