@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Fault:
-    """What happens to the next requests: 503, reset, stall (no answer), cut (half an answer)."""
+    """What happens to the next requests: a status such as 503, reset, stall, or cut (a half)."""
 
     kind: str
     times: float = 1  # or math.inf
@@ -30,8 +30,8 @@ class Handler(BaseHTTPRequestHandler):
             self.request.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
-        elif kind == "503":
-            self.send_error(503, "Slow Down", "Reduce your request rate.")
+        elif kind.isdigit():
+            self.send_error(int(kind))
         else:
             upstream = HTTPConnection(self.server.upstream)
             content = self.rfile.read(int(self.headers.get("Content-Length", 0)))

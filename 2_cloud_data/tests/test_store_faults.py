@@ -1,5 +1,6 @@
 """Faults of the network and of the data: retried, or one line; never fill values."""
 
+import functools
 import math
 import random
 import shutil
@@ -305,3 +306,20 @@ def test_data_that_cannot_be_trained_on(tmp_path):
     fields.rename(lat="row").to_zarr(tmp_path / "b")
     with pytest.raises(UserError, match=r"axes of .*, and not time, lat, lon"):
         CloudDataset("train", **(SETTINGS | {"url": str(tmp_path / "b")}))
+
+
+@pytest.mark.parametrize("kind", ["403", "stall"])
+def test_statistics_that_cannot_be_read_are_not_absent(monkeypatch, proxy, kind):
+    """Nor written anew without the others. Broken by: UserError for NoStoreError in build.py, or
+    in statistics.py.
+    """
+    patient = functools.partial(open_store, patience=1)
+    monkeypatch.setattr("src.data.build.open_store", patient)
+    proxy.faults = [Fault(kind, math.inf, "statistics/")]
+    expected = "access denied" if kind == "403" else "no answer in 1 s"
+    with pytest.raises(UserError, match=expected):
+        add_statistics(URL, PERIODS["train_period"], ["salinity"], again=True)
+    with pytest.raises(UserError, match=expected):
+        CloudDataset("train", **SETTINGS, patience=1)
+    proxy.faults = []
+    assert len(CloudDataset("train", **SETTINGS).variables) == 4

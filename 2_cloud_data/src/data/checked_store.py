@@ -57,8 +57,12 @@ def configure_libraries() -> None:
     warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
 
 
-class MissingChunkError(UserError):
-    """The store answers, and has no such chunk."""
+class NoStoreError(UserError):
+    """The server answers: there is no store at this place, or none that is finished."""
+
+
+class ChunkError(UserError):
+    """The server answers, and a chunk is missing or damaged."""
 
 
 class CheckedStore(WrapperStore[Store]):
@@ -133,5 +137,5 @@ class CheckedStore(WrapperStore[Store]):
             return value
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not is_metadata:
-            raise MissingChunkError(f"{self.url}: chunk {key} is missing")
+            raise ChunkError(f"{self.url}: chunk {key} is missing")
         return value

@@ -13,7 +13,7 @@ from filelock import FileLock
 from tqdm import tqdm
 from zarr.codecs import ZstdCodec
 
-from src.data.checked_store import CheckedStore
+from src.data.checked_store import CheckedStore, ChunkError, NoStoreError
 from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import (
@@ -225,7 +225,8 @@ def add_statistics(
     place = statistics_url(to or url, train_period)
     source = url.rpartition("::")[2]  # without filecache::
     known: list[str] = []
-    with suppress(UserError):  # they are not there, or not finished
+    # Not there, not finished, or damaged. Those that cannot be read now are not overwritten.
+    with suppress(NoStoreError, ChunkError):
         there = open_statistics(open_store(place))
         check_climatology(open_store(place), there)
         known = there.attrs["variables"]

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from tqdm.dask import TqdmCallback
 
-from src.data.checked_store import CheckedStore
+from src.data.checked_store import CheckedStore, NoStoreError
 from src.data.store import AXES, load_together, open_lazily
 from src.data.windows import Period, find_period
 from src.errors import UserError
@@ -67,14 +67,14 @@ def lazy_statistics(field: xr.DataArray, steps: slice) -> xr.Dataset:
 def open_statistics(store: CheckedStore) -> xr.Dataset:
     """The statistics at this place. The climatology stays in the store, because it may be large.
 
-    Raises UserError if there are none, or none that are finished.
+    Raises NoStoreError if there are none, or none that are finished.
     """
     try:
         # Consolidated metadata are written last: without them, the statistics are not finished.
         statistics = open_lazily(store, consolidated=True)
-    except UserError as error:
+    except NoStoreError as error:
         text = "no statistics of this period; build_store.py statistics makes them"
-        raise UserError(f"{store.url}: {text}") from error
+        raise NoStoreError(f"{store.url}: {text}") from error
     statistics = statistics.reset_coords(drop=True)
     load_together(store, statistics, ["mean", "std", "has_values"])
     return statistics
@@ -124,7 +124,7 @@ def check_source(
 
 
 def check_climatology(store: CheckedStore, statistics: xr.Dataset) -> None:
-    """Read what a training needs at its end. Raises UserError if a chunk is lost or damaged."""
+    """Read what a training needs at its end. Raises ChunkError if a chunk is lost or damaged."""
     # A copy, so that the values do not stay in memory.
     copy = statistics.isel(variable=slice(None))
     load_together(store, copy, ["climatology"])

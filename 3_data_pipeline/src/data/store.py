@@ -27,7 +27,8 @@ from zarr.storage import FsspecStore, LocalStore
 from src.data.checked_store import (
     BOTO_SETTINGS,
     CheckedStore,
-    MissingChunkError,
+    ChunkError,
+    NoStoreError,
     configure_libraries,
 )
 from src.data.s3_server import BUCKET, connect
@@ -100,12 +101,12 @@ def open_store(
 
 
 def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
-    """A UserError that names the damaged chunks of these parts, or else the same error."""
+    """A ChunkError that names the damaged chunks of these parts, or else the same error."""
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
     if not bad:
         return error
     advice = "build_store.py check --url URL --repair true makes them anew"
-    return UserError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
+    return ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
 
 def bad_chunks(
@@ -129,7 +130,7 @@ def bad_chunks(
         try:
             array[tuple(map(slice, start, stops))]
         # Not for a store that does not answer: what is intact would be built again.
-        except (MissingChunkError, *DECODING_ERRORS):
+        except (ChunkError, *DECODING_ERRORS):
             return True
         return False
 
@@ -149,11 +150,11 @@ def bad_chunks(
 def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
     """The variables of a store, and its axes; values are read when they are asked for.
 
-    Raises UserError if there is no store, or one that is not finished.
+    Raises NoStoreError if there is no store, or one that is not finished.
     """
     lazy = open_lazily(store, chunks)
     if lazy.attrs.get("regions_left"):
-        raise UserError(
+        raise NoStoreError(
             f"{store.url} is not finished: run its build_store.py command again"
         )
     axes = [name for name in lazy.coords if name in lazy.dims]
@@ -171,7 +172,8 @@ def open_lazily(
 ) -> xr.Dataset:
     """A store as xarray opens it, but for its axes, which are not read yet, and have no dates.
 
-    Raises UserError if there is no store, or one that should be consolidated, and is not.
+    Raises NoStoreError if there is no store, or one that should be consolidated, and is not;
+    UserError if the server denies access.
     """
     try:
         return xr.open_zarr(
@@ -183,20 +185,21 @@ def open_lazily(
             decode_times=False,
         )
     except (FileNotFoundError, PermissionError) as error:
-        reason = "there is no Zarr store; build_store.py makes one"
         if isinstance(error, PermissionError):  # to list what is not consolidated
             store.denied.append(str(error))
         if store.denied:
-            reason = f"access denied (403, {store.denied[0]}): {WHY_403}"
-        raise UserError(f"{store.url}: {reason}") from error
+            text = f"access denied (403, {store.denied[0]}): {WHY_403}"
+            raise UserError(f"{store.url}: {text}") from error
+        text = "there is no Zarr store; build_store.py makes one"
+        raise NoStoreError(f"{store.url}: {text}") from error
     except ValueError as error:  # without consolidated metadata, which are written last
-        raise UserError(f"{store.url} is not finished: {error}") from error
+        raise NoStoreError(f"{store.url} is not finished: {error}") from error
 
 
 def load_together(store: CheckedStore, fields: xr.Dataset, names: list[Any]) -> None:
     """Load variables of a lazy dataset, side by side: each of them waits for the store.
 
-    Raises UserError if a chunk is lost or damaged.
+    Raises ChunkError if a chunk is lost or damaged.
     """
     try:
         with ThreadPoolExecutor() as threads:

@@ -61,8 +61,12 @@ def configure_libraries() -> None:
     warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
 
 
-class MissingChunkError(UserError):
-    """The store answers, and has no such chunk."""
+class NoStoreError(UserError):
+    """The server answers: there is no store at this place, or none that is finished."""
+
+
+class ChunkError(UserError):
+    """The server answers, and a chunk is missing or damaged."""
 
 
 class CheckedStore(WrapperStore[Store]):
@@ -140,7 +144,7 @@ class CheckedStore(WrapperStore[Store]):
             return value
         # Only for readers: who writes may look for a chunk that is yet to be written.
         if value is None and self.read_only and not is_metadata:
-            raise MissingChunkError(f"{self.url}: chunk {key} is missing")
+            raise ChunkError(f"{self.url}: chunk {key} is missing")
         # The end of a shard, or all of it. Zarr fills a chunk that is not in its index.
         is_part = byte_range and not isinstance(byte_range, SuffixByteRequest)
         name = key.partition("/c/")[0]
@@ -191,4 +195,4 @@ class CheckedStore(WrapperStore[Store]):
         # 16 bytes for each chunk, and a checksum. Nobody has written those beyond the edges.
         index = value[-16 * num_chunks - 4 :]
         if index.count(NO_CHUNK) > num_chunks - num_inside:
-            raise MissingChunkError(f"{self.url}: a chunk in {key} is missing")
+            raise ChunkError(f"{self.url}: a chunk in {key} is missing")
