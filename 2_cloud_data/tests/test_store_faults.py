@@ -170,7 +170,7 @@ def whole(tmp_path_factory) -> Path:
 
 
 def test_a_flipped_bit_is_named(tmp_path, whole):
-    """In fields, axes and statistics. Broken by: no checksum, no explained, lazy statistics."""
+    """In fields, axes and statistics. Broken by: no checksum, no check_chunks, lazy statistics."""
     chunks = [path.relative_to(whole) for path in whole.rglob("c/**/*")]
     chunks = [path for path in chunks if (whole / path).is_file()]
     # Nobody reads the axes of the statistics: they are those of the fields.

@@ -18,7 +18,7 @@ from torch import Tensor
 from src.data.build import OCEAN, build_ocean
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import (
-    check_climatology,
+    CLIMATOLOGY,
     check_dates,
     check_source,
     of_variables,
@@ -29,7 +29,7 @@ from src.data.store import (
     AXES,
     DECODING_ERRORS,
     MissingChunks,
-    explained,
+    check_chunks,
     open_fields,
     open_store,
     select,
@@ -148,7 +148,7 @@ class CloudDataset(FieldDataset):
         )
         check_source(statistics, fields, self.url, self.statistics_url)
         if split == "val":  # for which the climatology is a baseline
-            check_climatology(statistics_store, statistics)
+            check_chunks(statistics_store, CLIMATOLOGY)
         return fields, statistics
 
     def __len__(self) -> int:
@@ -175,9 +175,10 @@ class CloudDataset(FieldDataset):
                 has_client = dask.config.get("scheduler", None) == "dask.distributed"
                 scheduler = "dask.distributed" if has_client else self.dask
                 windows = dask.compute(*windows, scheduler=scheduler)
-        except DECODING_ERRORS as error:
-            parts = itertools.chain(*map(self.stored_parts, indices))
-            raise explained(error, self.store, parts) from None
+        except DECODING_ERRORS:
+            # The error does not say which chunk it was.
+            check_chunks(self.store, itertools.chain(*map(self.stored_parts, indices)))
+            raise
         samples = []
         for index, window in zip(indices, windows, strict=True):
             fields = [np.concatenate(parts, axis=-1) for parts in window]

@@ -17,7 +17,7 @@ from src.data.checked_store import CheckedStore, ChunkError, NoStoreError
 from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import (
-    check_climatology,
+    CLIMATOLOGY,
     check_dates,
     compute_statistics,
     grid_of,
@@ -25,7 +25,14 @@ from src.data.statistics import (
     open_statistics,
     statistics_url,
 )
-from src.data.store import AXES, MissingChunks, open_fields, open_store, select
+from src.data.store import (
+    AXES,
+    MissingChunks,
+    check_chunks,
+    open_fields,
+    open_store,
+    select,
+)
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -228,7 +235,7 @@ def add_statistics(
     # Not there, not finished, or damaged. Those that cannot be read now are not overwritten.
     with suppress(NoStoreError, ChunkError):
         there = open_statistics(open_store(place))
-        check_climatology(open_store(place), there)
+        check_chunks(open_store(place), CLIMATOLOGY)
         known = there.attrs["variables"]
     if known and there.attrs.get("url", source) != source:
         raise UserError(f"{place}: the statistics of {there.attrs['url']} are here")

@@ -100,13 +100,12 @@ def open_store(
     return CheckedStore(FsspecStore(fs, read_only, path), url, patience)
 
 
-def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
-    """A ChunkError that names the damaged chunks of these parts, or else the same error."""
+def check_chunks(store: CheckedStore, parts: Parts) -> None:
+    """Read these parts, and keep nothing. Raises ChunkError, which names the bad chunks."""
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
-    if not bad:
-        return error
-    advice = "build_store.py check --url URL --repair true makes them anew"
-    return ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
+    if bad:
+        advice = "build_store.py check --url URL --repair true makes them anew"
+        raise ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
 
 def bad_chunks(
@@ -204,8 +203,9 @@ def load_together(store: CheckedStore, fields: xr.Dataset, names: list[Any]) -> 
     try:
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda name: fields.variables[name].load(), names))
-    except DECODING_ERRORS as error:
-        raise explained(error, store, [(name, None) for name in names]) from None
+    except DECODING_ERRORS:
+        check_chunks(store, [(name, None) for name in names])
+        raise
 
 
 def named_axes(fields: xr.Dataset) -> xr.Dataset:

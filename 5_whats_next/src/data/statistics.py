@@ -13,6 +13,9 @@ from src.data.store import AXES, load_together, open_lazily
 from src.data.windows import Period, find_period
 from src.errors import UserError
 
+# All of it (see store.check_chunks). Large, so that only its windows are ever in memory.
+CLIMATOLOGY = [("climatology", None)]
+
 
 def statistics_url(url: str, train_period: Period) -> str:
     """Where they are; by training period, so none is used that has seen validation months."""
@@ -121,13 +124,6 @@ def check_source(
     if statistics.attrs.get("grid") != grid_of(fields):
         text = "statistics of another grid; build_store.py statistics makes new ones"
         raise UserError(f"{place}: {text}")
-
-
-def check_climatology(store: CheckedStore, statistics: xr.Dataset) -> None:
-    """Read what a training needs at its end. Raises ChunkError if a chunk is lost or damaged."""
-    # A copy, so that the values do not stay in memory.
-    copy = statistics.isel(variable=slice(None))
-    load_together(store, copy, ["climatology"])
 
 
 def of_variables(statistics: xr.Dataset, names: list[str], url: str) -> xr.Dataset:

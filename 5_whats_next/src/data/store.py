@@ -116,13 +116,12 @@ def file_system(
     return fs, path
 
 
-def explained(error: Exception, store: CheckedStore, parts: Parts) -> Exception:
-    """A ChunkError that names the damaged chunks of these parts, or else the same error."""
+def check_chunks(store: CheckedStore, parts: Parts) -> None:
+    """Read these parts, and keep nothing. Raises ChunkError, which names the bad chunks."""
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
-    if not bad:
-        return error
-    advice = "delete the store and build it again"
-    return ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
+    if bad:
+        advice = "delete the store and build it again"
+        raise ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
 
 def bad_chunks(
@@ -220,8 +219,9 @@ def load_together(store: CheckedStore, fields: xr.Dataset, names: list[Any]) -> 
     try:
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda name: fields.variables[name].load(), names))
-    except DECODING_ERRORS as error:
-        raise explained(error, store, [(name, None) for name in names]) from None
+    except DECODING_ERRORS:
+        check_chunks(store, [(name, None) for name in names])
+        raise
 
 
 def named_axes(fields: xr.Dataset) -> xr.Dataset:
