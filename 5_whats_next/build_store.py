@@ -34,6 +34,7 @@ from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
+    AXIS_NAMES,
     MissingChunks,
     named_axes,
     open_fields,
@@ -54,12 +55,18 @@ def ocean(url: str = OCEAN) -> None:
     build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"), command)
 
 
-def open_files(paths: list[str]) -> xr.Dataset:
-    """Several NetCDF files as one dataset. Raises UserError if their grids differ."""
+def open_files(paths: list[str], steps: int) -> xr.Dataset:
+    """Several NetCDF files as one dataset, to be read this many steps at a time.
+
+    Raises UserError if their grids differ.
+    """
+    # A file without chunks would be one block for dask, which reads all of it for each region. What
+    # a file's axis is called is not known yet; xarray leaves out the other names.
+    chunks = dict.fromkeys(AXIS_NAMES["time"], steps)
     try:
         # By default, latitudes that differ in the last digit make a grid of twice as many rows:
         # half of them are NaN, which looks like land.
-        return xr.open_mfdataset(paths, chunks={}, join="exact")
+        return xr.open_mfdataset(paths, chunks=chunks, join="exact")
     except xr.AlignmentError as error:
         raise UserError(f"--files: {error}") from error
 
@@ -100,7 +107,7 @@ def netcdf(
         "levels": levels,
     }
     # Closed here: HDF5 may crash when Python closes a file while a thread reads another one.
-    with open_files(paths) as fields:
+    with open_files(paths, (shard or chunk)[0]) as fields:
         # So that a build of other files, or of corrected ones, does not continue this one.
         fields.attrs = {"files": str(sorted(map(version, paths)))}
         # Not the other coordinates: ERA5's expver is a text for each month.

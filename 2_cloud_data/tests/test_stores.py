@@ -220,3 +220,11 @@ def test_a_service_is_asked_again_and_only_for_what_was_asked(
         )
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert b"planted" not in b"".join(written) + "".join(capfd.readouterr()).encode()
+
+
+@pytest.mark.parametrize("name", ["time", "valid_time"])
+def test_netcdf_files_are_read_in_steps_of_a_chunk(tmp_path, name):
+    """Not whole files, for each region. Broken by: chunks={} in open_files."""
+    ocean_fields().rename(time=name).to_netcdf(tmp_path / "a.nc")
+    with build_store.open_files([str(tmp_path / "a.nc")], 12) as fields:
+        assert fields["surface_temperature"].chunksizes[name] == (12, 12, 12, 12, 6)
