@@ -323,3 +323,22 @@ def test_statistics_that_cannot_be_read_are_not_absent(monkeypatch, proxy, kind)
         CloudDataset("train", **SETTINGS, patience=1)
     proxy.faults = []
     assert len(CloudDataset("train", **SETTINGS).variables) == 4
+
+
+def test_statistics_elsewhere_are_read_with_keys(monkeypatch, whole):
+    """At a name that begins as the public store's. Broken by: no "/" behind url in open()."""
+    to = f"{whole}-statistics"
+    add_statistics(str(whole), PERIODS["train_period"], to=to)
+    opened = []
+
+    def noted(url, patience, anonymous):
+        opened.append((url.removeprefix(str(whole)), anonymous))
+        return open_store(url, patience, anonymous)
+
+    monkeypatch.setattr("src.data.usecase_cloud_dataset.open_store", noted)
+    settings = SETTINGS | {"url": str(whole), "anonymous": True}
+    CloudDataset("train", **settings)
+    CloudDataset("train", **settings, statistics_store=to)
+    period = "statistics/1900-01_1901-04"
+    assert opened[:2] == [("", True), (f"/{period}", True)]
+    assert opened[2:] == [("", True), (f"-statistics/{period}", False)]

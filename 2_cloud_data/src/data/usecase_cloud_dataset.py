@@ -134,7 +134,9 @@ class CloudDataset(FieldDataset):
     ) -> tuple[xr.Dataset, xr.Dataset]:
         """The fields and their statistics: names, shapes and coordinates, but no values yet."""
         self.store = open_store(self.url, self.patience, self.anonymous)
-        is_public = self.anonymous and self.statistics_url.startswith(self.url)
+        # Statistics elsewhere, even at a name that begins alike, may need keys.
+        is_inside = self.statistics_url.startswith(f"{self.url}/")
+        is_public = self.anonymous and is_inside
         statistics_store = open_store(self.statistics_url, self.patience, is_public)
         # Side by side: each waits for its store several times.
         with ThreadPoolExecutor(1) as thread:
