@@ -182,7 +182,9 @@ class FastDataset(CloudDataset):
         try:
             return future.result(timeout=self.patience)
         except TimeoutError as error:
-            raise UserError(f"{self.url}: no answer in {self.patience:g} s") from error
+            text = f"a window was not complete in {self.patience:g} s"
+            advice = "if the server answers, raise patience, or lower concurrency"
+            raise UserError(f"{self.url}: {text}: {advice}") from error
         except ValueError as error:
             reason = str(error).partition(" [")[0]
             if self.opened is None:
