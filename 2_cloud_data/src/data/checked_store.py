@@ -19,10 +19,12 @@ from zarr.storage import WrapperStore
 from src.errors import UserError
 
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+# A request that has been silent for so long is tried again.
+SILENT_SECONDS = 5
 BOTO_SETTINGS = {
-    # Seconds of silence. s3fs does the retries: botocore's own ones in them would multiply.
+    # s3fs does the retries: botocore's own ones in them would multiply.
     "connect_timeout": 2,
-    "read_timeout": 2,
+    "read_timeout": SILENT_SECONDS,
     "retries": {"max_attempts": 0},
     # At the same time; more requests wait. The default is ten.
     "max_pool_connections": 256,
@@ -41,6 +43,11 @@ def status(error: Exception) -> int:
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
+def is_busy(error: Exception) -> bool:
+    """Whether a server may answer later: it throttles its clients (429), or has failed."""
+    return status(error) == 429 or status(error) >= 500
+
+
 @functools.cache
 def configure_libraries() -> None:
     """Keys of .env, and what s3fs is told for the whole process; once is enough."""
@@ -51,7 +58,7 @@ def configure_libraries() -> None:
     # this number, or after a store's patience, whichever comes first.
     s3fs.S3FileSystem.retries = 10
     s3fs.core.add_retryable_error(ConnectionError)
-    s3fs.core.set_custom_error_handler(lambda error: status(error) >= 500)
+    s3fs.core.set_custom_error_handler(is_busy)
     # Zarr 3 does not specify consolidated metadata yet. Without them, a reader has to list the
     # bucket. https://github.com/zarr-developers/zarr-python/pull/2556
     warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")

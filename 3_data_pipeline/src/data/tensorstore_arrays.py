@@ -11,6 +11,7 @@ import numpy as np
 import tensorstore as ts
 import xarray as xr
 
+from src.data.checked_store import SILENT_SECONDS
 from src.data.s3_server import BUCKET, CREDENTIALS, connect
 from src.data.store import AXES
 from src.errors import UserError
@@ -23,8 +24,9 @@ RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "5s"}
 @functools.cache
 def shared_context(concurrency: int, cache_mb: float) -> ts.Context:
     """Limits and cache of all datasets of this process that have the same settings."""
-    # A request that has been silent for so long is tried again; without these, never.
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "5")
+    # Without these, a silent request is never tried again.
+    silent = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
+    os.environ.setdefault(silent, str(SILENT_SECONDS))
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
     limit = {"limit": concurrency}
     settings: dict[str, Any] = {

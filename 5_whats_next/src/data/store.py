@@ -27,6 +27,7 @@ from zarr.storage import FsspecStore, LocalStore
 
 from src.data.checked_store import (
     BOTO_SETTINGS,
+    SILENT_SECONDS,
     CheckedStore,
     ChunkError,
     NoStoreError,
@@ -69,7 +70,7 @@ def file_system(
     url: str,
     anonymous: bool = False,
     asynchronous: bool = True,
-    read_timeout: float = 2,
+    read_timeout: float = SILENT_SECONDS,
 ) -> tuple[AsyncFileSystem, str]:
     """What reads and writes at ``url``, and its path. Raises UserError for a wrong address.
 
