@@ -47,7 +47,7 @@ class Loaders:
         batch_size: samples in one optimiser step.
         num_workers: processes that load data for each training process; 0 loads in it.
         prefetch_factor: batches that each worker loads ahead.
-        multiprocessing_context: how workers start; fork hangs once a store is open.
+        multiprocessing_context: how workers start; not by fork, which hangs once a store is open.
         seed: seed of the order of the samples.
 
     Raises:
@@ -60,7 +60,7 @@ class Loaders:
         batch_size: PositiveInt = 16,
         num_workers: NonNegativeInt = 0,
         prefetch_factor: PositiveInt = 2,
-        multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver",
+        multiprocessing_context: Literal["forkserver", "spawn"] = "forkserver",
         seed: int = 0,
     ) -> None:
         # jsonargparse makes a factory of class_path and init_args: only the split is missing.
