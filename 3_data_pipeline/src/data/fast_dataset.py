@@ -182,9 +182,10 @@ class FastDataset(CloudDataset):
         try:
             return future.result(timeout=self.patience)
         except TimeoutError as error:
-            text = f"a window was not complete in {self.patience:g} s"
-            advice = "if the server answers, raise patience, or lower concurrency"
-            raise UserError(f"{self.url}: {text}: {advice}") from error
+            raise UserError(
+                f"{self.url}: a window was not complete in {self.patience:g} s: "
+                "if the server answers, raise patience, or lower concurrency"
+            ) from error
         except ValueError as error:
             reason = str(error).partition(" [")[0]
             if self.opened is None:

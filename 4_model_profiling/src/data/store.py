@@ -239,10 +239,7 @@ def select(
     Raises:
         UserError: a variable or a level is missing, or an axis.
     """
-    on_grid = []
-    for name, field in fields.items():
-        if set(AXES) <= set(field.dims):
-            on_grid.append(str(name))
+    on_grid = [str(name) for name in fields if set(AXES) <= set(fields[name].dims)]
     names = names or sorted(on_grid) or list(map(str, fields))
     if missing := [name for name in names if name not in fields]:
         raise UserError(f"variables: {missing} not in {url}, which has {list(fields)}")
