@@ -2,7 +2,6 @@
 
 import os
 
-import lightning_train
 import numpy as np
 import pytest
 import s3fs
@@ -29,7 +28,7 @@ from src.loader_report import (
     summary,
 )
 from tests import layouts
-from tests.runs import TWO_RANKS, rows, saved, start, train
+from tests.runs import rows, saved, train
 from tests.stores import SETTINGS, build_small
 
 MEMORY, FAST = f"-c={CHAPTER}/tests/ocean.yaml", f"-c={CHAPTER}/tests/fast.yaml"
@@ -113,26 +112,16 @@ def test_an_epoch_goes_on_in_its_middle():
 
 @pytest.mark.slow
 def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys):
-    """With two processes, too. Broken by: float64 in `np.empty` of FastDataset.prefetch."""
-    memory = train(monkeypatch, tmp_path / "memory", MEMORY, script=lightning_train)
-    fast = train(monkeypatch, tmp_path / "fast", MEMORY, FAST, script=lightning_train)
+    """Broken by: float64 in `np.empty` of FastDataset.prefetch."""
+    settings = [MEMORY, "--trainer.max_epochs=1"]
+    memory = train(monkeypatch, tmp_path / "memory", *settings)
+    fast = train(monkeypatch, tmp_path / "fast", *settings, FAST)
     assert rows(memory) == rows(fast)
-    assert_close(
-        *(saved(run, "last.ckpt")["state_dict"] for run in (memory, fast)), **SAME
-    )
+    assert_close(*(saved(run)["state_dict"] for run in (memory, fast)), **SAME)
     assert (memory / "summary.json").read_text() == (fast / "summary.json").read_text()
     output = capsys.readouterr().out
     assert "loader    a window of 25 kB takes 1.4 chunks of 280 kB, 16 times" in output
-    assert output.count("what limits is") == 4  # two runs of two epochs
-    ddp = [MEMORY, FAST, "--trainer.devices=2", "--trainer.strategy=ddp"]
-    process = start(tmp_path, *ddp, command=[*TWO_RANKS, "lightning_train.py"])
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    for a, b in zip(rows(memory), rows(tmp_path / "run_1"), strict=True):
-        if a["train_loss"] and int(a["step"]) <= 50:
-            assert float(b["train_loss"]) == pytest.approx(
-                float(a["train_loss"]), rel=1e-5
-            )
+    assert output.count("what limits is") == 2  # two runs of an epoch
 
 
 def test_the_cost_of_a_window_is_that_of_its_chunks(tmp_path):
