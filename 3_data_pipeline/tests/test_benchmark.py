@@ -9,20 +9,19 @@ import ceiling
 import psutil
 import pytest
 import yaml
-from utils import memory
+from utils import memory, read_configurations
 
 from src.config import CHAPTER
 from src.errors import UserError
 from tests.stores import SETTINGS, build_small
 
-DEFAULTS = {"dataset": "dummydataset.SlowDataset", "dataset_args": {"load_time": 0.001}}
-DEFAULTS |= {
+DEFAULTS = {
+    "dataset": "dummydataset.SlowDataset",
+    "dataset_args": {"load_time": 0.001},
     "batch_size": 4,
     "num_workers": 0,
     "prefetch_factor": 2,
     "persistent_workers": True,
-}
-DEFAULTS |= {
     "pin_memory": False,
     "train_step_time": 0.01,
     "delay": 0,
@@ -32,75 +31,67 @@ DEFAULTS |= {
 
 
 def write(path, configurations: dict) -> str:
-    path.write_text(
-        yaml.safe_dump(
-            {"defaults": DEFAULTS, "configurations": configurations}, sort_keys=False
-        )
-    )
+    content = {"defaults": DEFAULTS, "configurations": configurations}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     return str(path)
 
 
 @pytest.mark.slow
+def test_a_turn_has_a_process_of_its_own(monkeypatch, tmp_path):
+    """Broken by: measure() in this process: `memory` would be of all turns before."""
+    write(tmp_path / "a.yaml", {"slow": {"train_step_time": 0.1}})
+    (settings,) = read_configurations(tmp_path / "a.yaml").values()
+    monkeypatch.setattr(
+        benchmark, "memory", lambda pid: 100.0 if pid != os.getpid() else 0
+    )
+    turn = benchmark.one_turn(settings)
+    assert turn["memory"] == 100
+    assert len(turn["steps"]) == 6
+
+
+@pytest.mark.slow
 def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
-    """Broken by: no `except` around one_turn(), or `finished` without the turn's number."""
+    """Broken by: no `except` around one_turn(), or `finished` without the turn's number.
+
+    Or no look at unknown keys: a misspelt setting would be measured as the default.
+    """
     nbclient = pytest.importorskip("nbclient", reason="uv sync --group notebook")
     nbformat = pytest.importorskip("nbformat", reason="uv sync --group notebook")
     monkeypatch.setattr(benchmark, "CHAPTER", tmp_path)
-    file, good = (
-        tmp_path / "ladder.yaml",
-        {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}},
-    )
-    write(file, {"broken": {"dataset": "no_module.Dataset"}} | good)
-    benchmark.main(str(file), repeats=1)
+    monkeypatch.setattr(benchmark, "one_turn", measured_here)
+    file = tmp_path / "ladder.yaml"
+    good = {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}}
+    broken = {"broken": {"dataset": "no_module.Dataset"}}
+    with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
+        benchmark.main(write(file, {"faster": {"workers": 2}}))
+    with pytest.raises(UserError, match="none of its configurations could be measured"):
+        benchmark.main(write(file, broken), repeats=1)
+    benchmark.main(write(file, broken | good), repeats=1)
+    assert "broken: ModuleNotFoundError: No module named" in capsys.readouterr().err
     log = tmp_path / "benchmark_logs" / "ladder.jsonl"
-    first = log.read_text()
-    turns = [json.loads(line) for line in first.splitlines()]
-    assert [turn["name"] for turn in turns] == ["slow", "fast"]
-    for turn in turns:
-        assert len(turn["steps"]) == 6
-        for begun, ended, asked, got, done in turn["steps"]:
-            assert begun < ended <= got < done
-            assert asked < got
-        assert turn["busy"] > 0
-        assert turn["memory"] > 100
-    output = capsys.readouterr()
-    assert "broken: ModuleNotFoundError: No module named 'no_module'" in output.err
-    assert "first s" in output.out
+    first, second = log.read_text().splitlines()
+    assert [json.loads(line)["name"] for line in (first, second)] == ["slow", "fast"]
 
-    write(file, good)
-    log.write_text(first.splitlines(keepends=True)[0])  # as if it had been stopped
-    benchmark.main(str(file), repeats=1)
-    whole = log.read_text()
-    assert whole.startswith(first.splitlines()[0])
-    assert len(whole.splitlines()) == 2
-
-    write(file, {"fast": good["fast"]})  # the other one is commented out
-    benchmark.main(str(file), repeats=1)
-    assert log.read_text() == whole
+    log.write_text(f"{first}\n")  # as if it had been stopped; the broken one is mended
+    benchmark.main(write(file, good), repeats=2)
+    turns = [json.loads(line) for line in log.read_text().splitlines()]
+    assert turns[0] == json.loads(first)
+    places = [(turn["name"], turn["turn"]) for turn in turns]
+    assert places == [("slow", 0), ("fast", 0), ("slow", 1), ("fast", 1)]
 
     notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
     monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
     nbclient.NotebookClient(
         notebook, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    outputs = [
-        kind
-        for cell in notebook.cells
-        for o in cell.get("outputs", [])
-        for kind in o.get("data", {})
-    ]
-    assert outputs.count("image/png") == 2
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
 
 
-@pytest.mark.slow
-def test_files_that_cannot_be_measured(tmp_path):
-    """Broken by: no look at unknown keys: a misspelt setting would be measured as the default."""
-    with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
-        benchmark.main(write(tmp_path / "a.yaml", {"faster": {"workers": 2}}))
-    with pytest.raises(UserError, match="none of its configurations could be measured"):
-        benchmark.main(
-            write(tmp_path / "b.yaml", {"broken": {"dataset": "nothing"}}), repeats=1
-        )
+def measured_here(settings: dict) -> dict:
+    """A turn, without a new process."""
+    result = benchmark.measure(settings)
+    return result | benchmark.summarise(settings, result) | {"memory": 100}
 
 
 def test_the_memory_of_a_process_that_hides_it(monkeypatch):
