@@ -5,6 +5,7 @@ import json
 import pickle
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, SIGTERM, getsignal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -224,8 +225,10 @@ class Unreadable(Dataset):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_of_a_worker_is_one_line(monkeypatch, num_workers):
-    """Broken by: str(error) alone in one_line_errors, which is the worker's traceback."""
-    monkeypatch.setattr("multiprocessing.active_children", list)  # this process goes on
+    """And ends the workers. Broken by: str(error) alone in one_line_errors; no kill in it."""
+    worker = Mock()  # instead of the workers of this process, which goes on
+    monkeypatch.setattr("multiprocessing.active_children", lambda: [worker])
     with pytest.raises(SystemExit) as caught, one_line_errors():
         next(iter(DataLoader(Unreadable(), sampler=[0], num_workers=num_workers)))
     assert caught.value.code == "error: [Errno 2] No such file or directory: 'nowhere'"
+    worker.kill.assert_called_once()
