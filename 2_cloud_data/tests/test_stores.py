@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 import time
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import build_store
 import chunk_size
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import usecase_API_access
 import usecase_cloud_access
-from distributed import LocalCluster
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
@@ -28,7 +27,7 @@ from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from tests.runs import call
 
-BUILD = [sys.executable, "build_store.py"]
+TRAIN = ("1900-01", "1901-04")
 CUBE = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[2,9,18]", "--url"]
 
 # As the blog prints it.
@@ -50,14 +49,11 @@ def test_the_cube_is_a_function_of_place_and_seed():
 
 
 @pytest.mark.slow
-def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
-    """Broken by: regions_left written before the region; no Client in build_store.main()."""
+def test_a_killed_build_goes_on(monkeypatch, tmp_path):
+    """Also on a cluster, a real one in test_machines.py. Broken by: no Client in main()."""
     whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
-    with LocalCluster(n_workers=1, host="127.0.0.1", dashboard_address=None) as cluster:
-        env = os.environ | {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
-        subprocess.run([*BUILD, *CUBE, whole], cwd=CHAPTER, env=env, check=True)
-        assert cluster.scheduler.transition_counter > 24
-    process = subprocess.Popen([*BUILD, *CUBE, killed], cwd=CHAPTER)
+    command = [sys.executable, "build_store.py", *CUBE, killed]
+    process = subprocess.Popen(command, cwd=CHAPTER)
     while not (tmp_path / "killed/salinity/c/3").exists():
         assert process.poll() is None
         time.sleep(0.001)
@@ -65,7 +61,11 @@ def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
     process.wait()
     with pytest.raises(UserError, match="is not finished"):
         CloudDataset("train", killed)
+    call(monkeypatch, *CUBE, whole, script=build_store)
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://192.0.2.1:8786")
+    monkeypatch.setattr(build_store, "Client", client := MagicMock())
     call(monkeypatch, *CUBE, killed, script=build_store)
+    client.assert_called_once()
     for path in ("", "/statistics/1900-01_1901-07"):
         a, b = (open_fields(open_store(f"{url}{path}")) for url in (whole, killed))
         assert a.identical(b)
@@ -73,11 +73,16 @@ def test_a_killed_build_goes_on_also_on_a_cluster(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
-    """And after all objects were deleted. Broken by: made_of written after the arrays."""
+    """And after all objects were deleted. Broken by: made_of written after the arrays.
+
+    Until then nobody takes it for whole. Broken by: regions_left written before the region.
+    """
     fields = cube_fields((24, 8, 8), (12, 8, 8), seed=0)[["salinity"]]
-    arguments = (fields, (12, 8, 8), ("1900-01", "1901-04"))
+    arguments = (fields, (12, 8, 8), TRAIN)
     build(str(tmp_path / "whole"), *arguments)
     expected = open_fields(open_store(str(tmp_path / "whole")))
+    settings = {"train_period": TRAIN, "val_period": ("1901-09", "1901-12")}
+    settings |= {"window": (4, 8, 8), "dask": "none"}
     write = LocalStore.set
 
     async def write_until_killed(store, *arguments):
@@ -87,13 +92,15 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
             raise InterruptedError
         await write(store, *arguments)
 
-    for number in (*range(9), *random.sample(range(9, 24), 4)):
+    for number in (0, 1, 2, *random.sample(range(3, 24), 5)):
         url = str(tmp_path / str(number))
         writes_left = number
         with monkeypatch.context() as patch:
             patch.setattr(LocalStore, "set", write_until_killed)
             with pytest.raises(InterruptedError):
                 build(url, *arguments)
+        with pytest.raises(UserError):
+            CloudDataset("train", url, **settings)[0]
         build(url, *arguments)
         assert open_fields(open_store(url)).identical(expected)
         assert damage(url) == []
