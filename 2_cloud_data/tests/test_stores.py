@@ -5,14 +5,13 @@ import random
 import subprocess
 import sys
 import time
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock
 
 import build_store
 import chunk_size
 import example_cloud_access
 import numpy as np
 import pytest
-import usecase_API_access
 import usecase_cloud_access
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
@@ -20,7 +19,7 @@ from zarr.storage import LocalStore
 from src.config import CHAPTER
 from src.data.build import OCEAN, build
 from src.data.check import damage
-from src.data.cube import block, cube_fields
+from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
@@ -36,16 +35,6 @@ chunk_size minimal_chunks maximal_chunks minimal_bytes maximal_bytes 8x8 64 81 4
 16x16 16 25 4096 6400 32x32 4 9 4096 9216 64x64 1 4 4096 16384 128x128 1 4 16384 65536
 256x256 1 4 65536 262144 512x512 1 4 262144 1048576 1024x1024 1 4 1048576 4194304
 """
-
-
-def test_the_cube_is_a_function_of_place_and_seed():
-    """Broken by: np.sin of a part of an axis in waves()."""
-    shape, place = (24, 18, 36), (slice(3, 7), slice(5, 12), slice(10, 33))
-    whole = block("salinity", shape, 0, tuple(slice(0, n) for n in shape))
-    np.testing.assert_array_equal(block("salinity", shape, 0, place), whole[place])
-    assert not np.array_equal(
-        block("salinity", shape, 1, place), whole[place], equal_nan=True
-    )
 
 
 @pytest.mark.slow
@@ -92,7 +81,8 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
             raise InterruptedError
         await write(store, *arguments)
 
-    for number in (0, 1, 2, *random.sample(range(3, 24), 5)):
+    # 43 writes; 14 and 16 are the values, and a count of what is left follows each.
+    for number in (0, 1, 2, 15, 17, *random.sample(range(3, 43), 3)):
         url = str(tmp_path / str(number))
         writes_left = number
         with monkeypatch.context() as patch:
@@ -198,35 +188,6 @@ def test_access_scripts_run(capsys):
     example_cloud_access.main()
     usecase_cloud_access.main()
     assert "in chunks of (54, 18, 72)" in capsys.readouterr().out
-
-
-def test_a_service_is_asked_again_and_only_for_what_was_asked(
-    monkeypatch, tmp_path, capfd
-):
-    """Broken by: no retry; no attrs of the request; no sel of the period."""
-    fields = ocean_fields().rename(
-        surface_temperature="sst", lat="latitude", lon="longitude"
-    )
-    stand_in = Mock(**{"open_dataset.side_effect": [OSError, OSError, fields, fields]})
-    monkeypatch.setitem(sys.modules, "stand_in", stand_in)
-    monkeypatch.setattr(usecase_API_access.fetch.retry, "sleep", lambda seconds: None)
-    monkeypatch.setenv("COPERNICUSMARINE_SERVICE_PASSWORD", "planted")
-    words = ["--service=stand_in:open_dataset", "--variable=sst", "--start=2008-01"]
-    words += ["--end=2008-10", f"--url={tmp_path}"]
-    call(monkeypatch, *words, script=usecase_API_access)
-    expected = fields["sst"].sel(time=slice("2008-01", "2008-10"))
-    np.testing.assert_array_equal(
-        open_fields(open_store(str(tmp_path)))["sst"], expected
-    )
-    with pytest.raises(UserError, match="something else is here"):
-        call(
-            monkeypatch,
-            *words,
-            *["--box", "0", "9", "0", "9"],
-            script=usecase_API_access,
-        )
-    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert b"planted" not in b"".join(written) + "".join(capfd.readouterr()).encode()
 
 
 @pytest.mark.parametrize("name", ["time", "valid_time"])

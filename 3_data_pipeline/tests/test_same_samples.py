@@ -48,8 +48,10 @@ def batches(reader, step=0, number=0, loaders=Loaders, **settings) -> list:
     return list(made.train_loader(lambda: step))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("number", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("packed", "number"),
+    [(False, 0), (True, 0), pytest.param(True, 2, marks=pytest.mark.slow)],
+)
 def test_batches_are_those_of_the_slow_reader(packed, number):
     """Windows across the edge, and a selection of variables, too.
 
@@ -169,8 +171,7 @@ def test_the_limiting_stage_is_named():
     assert limiting_stage(0.5, store=0, decoding=0) == "the loader"
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("zarr_format", "packed"), [(2, False), (2, True), (3, True)])
 def test_any_layout_is_read_as_the_slow_reader_reads_it(tmp_path, zarr_format, packed):
     """To the bit. Broken by: no transpose or level in on_grid; no unpack; always zarr3.
 
