@@ -114,31 +114,10 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     fields = fields.expand_dims(pressure_level=[500.0, 850.0])
     fields.isel(valid_time=slice(30)).to_netcdf(tmp_path / "a.nc")
     fields.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
-    words = [
-        "netcdf",
-        f"--files=[{tmp_path}/*.nc]",
-        f"--url={tmp_path}/store",
-    ]
-    words += [
-        "--train_period=[2006-04,2008-09]",
-        "--chunk=[12,9,99]",
-        "--variables=[surface_temperature]",
-        "--levels=[850]",
-    ]
+    words = ["netcdf", f"--files=[{tmp_path}/*.nc]", f"--url={tmp_path}/store"]
+    words += ["--train_period=[2006-04,2008-09]", "--chunk=[12,9,99]"]
+    words += ["--variables=[surface_temperature]", "--levels=[850]"]
     call(monkeypatch, *words, script=build_store)
-    statistics = [
-        "statistics",
-        f"--url={tmp_path}/store",
-        "--train_period=[2006-04,2008-08]",
-        f"--to={tmp_path}",
-    ]
-    call(monkeypatch, *statistics, script=build_store)
-    CloudDataset(
-        "train",
-        f"{tmp_path}/store",
-        train_period=("2006-04", "2008-08"),
-        statistics_store=str(tmp_path),
-    )
     read = [CloudDataset("train", url)[7][0] for url in (f"{tmp_path}/store", OCEAN)]
     np.testing.assert_array_equal(*read)
     os.utime(tmp_path / "a.nc", (0, 0))  # as if it had been corrected
@@ -157,18 +136,6 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     moved.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
     with pytest.raises(UserError, match=r"--files: .*latitude"):
         call(monkeypatch, *words, script=build_store)
-
-    fields = ocean_fields()
-    arguments = (12, 9, 99), ("2006-04", "2008-09")
-    with pytest.raises(UserError, match="there are no data of 1950"):
-        build(str(tmp_path / "new"), fields, (12, 9, 99), ("1950", "1951"))
-    with pytest.raises(UserError, match=r"no data between 2007-01-16.* and 2007-03-16"):
-        build(str(tmp_path / "new"), fields.drop_isel(time=10), *arguments)
-    with pytest.raises(UserError, match="the dates have to rise"):
-        build(str(tmp_path / "new"), fields.isel(time=[0, 1, 1, 2]), *arguments)
-    with pytest.raises(UserError, match=r"no coordinates of \['lat'\]"):
-        build(str(tmp_path / "new"), fields.drop_vars("lat"), *arguments)
-    assert not (tmp_path / "new").exists()
 
 
 def test_chunk_sizes_are_those_of_the_blog(monkeypatch, tmp_path, capsys):

@@ -76,35 +76,32 @@ def test_any_layout_is_read_as_xarray_reads_it(tmp_path, zarr_format):
 
 def test_statistics_are_of_their_store_and_all_variables(tmp_path):
     """In a folder for several stores. Broken by: no check_source; no `kept`; no grid_of."""
-    urls = []
-    for number, width in enumerate((36, 18)):
-        urls.append(str(tmp_path / f"{number}.zarr"))
-        fields = cube_fields((24, 18, width), (24, 18, width), seed=number)
-        fields.to_zarr(urls[-1], zarr_format=3)
-    to = str(tmp_path)
+    url, other, to = (str(tmp_path / name) for name in ("url", "other", "to"))
+    fields = cube_fields((24, 18, 36), (24, 18, 36), seed=0)
+    turned = fields.isel(lat=slice(None, None, -1))
+    fields.to_zarr(url, zarr_format=3)
+    turned.to_zarr(other, zarr_format=3)
     period = ("1900-01", "1901-04")
     settings = {"train_period": period, "val_period": ("1901-09", "1901-12")}
     settings |= {"window": (4, 8, 8), "statistics_store": to}
     for name in ("salinity", "current_speed"):
-        add_statistics(urls[0], period, [name], to)
-    CloudDataset("train", urls[0], ["salinity", "current_speed"], **settings)
-    with pytest.raises(UserError, match=r"statistics of .*0.zarr, and not of .*1.zarr"):
-        CloudDataset("train", urls[1], ["salinity"], **settings)
-    with pytest.raises(UserError, match=r"statistics of .*0.zarr are here"):
-        add_statistics(urls[1], period, ["salinity"], to)
+        add_statistics(url, period, [name], to)
+    before = CloudDataset("train", url, ["salinity", "current_speed"], **settings)
+    with pytest.raises(UserError, match=r"statistics of .*url, and not of .*other"):
+        CloudDataset("train", other, ["salinity"], **settings)
+    with pytest.raises(UserError, match=r"statistics of .*url are here"):
+        add_statistics(other, period, ["salinity"], to)
 
-    fields = cube_fields((24, 18, 36), (24, 18, 36), seed=0)
-    fields.isel(lat=slice(None, None, -1)).to_zarr(urls[0], zarr_format=3, mode="w")
+    (fields + 1).to_zarr(url, mode="w")
+    add_statistics(url, period, ["salinity"], to, again=True)
+    after = CloudDataset("train", url, ["salinity", "current_speed"], **settings)
+    np.testing.assert_allclose(after.mean - before.mean, [1, 0], rtol=1e-5)
+
+    turned.to_zarr(url, mode="w")
     with pytest.raises(UserError, match="statistics of another grid"):
-        CloudDataset("train", urls[0], ["salinity"], **settings)
-    add_statistics(urls[0], period, ["salinity"], to)
-    add_statistics(urls[0], period, ["current_speed"], to)
-    before = CloudDataset("train", urls[0], ["salinity"], **settings)
-    (fields + 1).isel(lat=slice(None, None, -1)).to_zarr(urls[0], mode="w")
-    add_statistics(urls[0], period, ["salinity"], to, again=True)
-    after = CloudDataset("train", urls[0], ["salinity"], **settings)
-    assert after.mean == pytest.approx(before.mean + 1)
-    CloudDataset("train", urls[0], ["current_speed"], **settings)  # still there
+        CloudDataset("train", url, ["salinity"], **settings)
+    add_statistics(url, period, ["salinity"], to)
+    CloudDataset("train", url, ["salinity"], **settings)
 
 
 @pytest.mark.slow
