@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
-from numcodecs import Blosc, Shuffle
+from numcodecs import Blosc
 
 from src.data.build import add_statistics
 from src.data.cube import cube_fields
@@ -31,16 +31,16 @@ PACKING = {
 }
 
 
-def write_layout(folder: Path, zarr_format: int, packed: bool, **encoding) -> str:
+def write_layout(folder: Path, zarr_format: int, packed: bool) -> str:
     """A store of hours, from north to south; its statistics lie in another folder."""
     url = str(folder / "store.zarr")
     names = {"temperature": "temperature", "surface": "salinity"}
     store = fields((18, 36), names).transpose(
         *ORDERS[zarr_format], missing_dims="ignore"
     )
-    settings = {name: dict(encoding) for name in store}
+    settings = {}
     for name in store:
-        settings[name] |= {"dtype": "int16", **PACKING[name]} if packed else {}
+        settings[name] = {"dtype": "int16", **PACKING[name]} if packed else {}
         settings[name] |= {"compressors": [Blosc()]} if zarr_format == 2 else {}
     store.to_zarr(url, encoding=settings, zarr_format=zarr_format, consolidated=True)
     add_statistics(
@@ -65,11 +65,6 @@ def fields(shape: tuple[int, int], names: dict[str, str]) -> xr.Dataset:
     store = xr.Dataset(store).assign_coords(time=hours)
     store = store.rename(lat="latitude", lon="longitude").drop_attrs()
     return store.chunk(time=1)
-
-
-def filtered(folder: Path) -> str:
-    """A store in a form that TensorStore does not know."""
-    return write_layout(folder, 2, packed=False, filters=[Shuffle(4)])
 
 
 def expected(url: str, variable: str) -> xr.DataArray:

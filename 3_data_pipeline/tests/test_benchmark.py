@@ -2,14 +2,12 @@
 
 import json
 import os
-from unittest.mock import Mock
 
 import benchmark_datapipeline_configurations as benchmark
 import ceiling
-import psutil
 import pytest
 import yaml
-from utils import memory, read_configurations
+from utils import read_configurations
 
 from src.config import CHAPTER
 from src.errors import UserError
@@ -92,13 +90,6 @@ def measured_here(settings: dict) -> dict:
     """A turn, without a new process."""
     result = benchmark.measure(settings)
     return result | benchmark.summarise(settings, result) | {"memory": 100}
-
-
-def test_the_memory_of_a_process_that_hides_it(monkeypatch):
-    """As macOS does. Broken by: no AccessDenied in memory(): 0 MB."""
-    refuse = Mock(side_effect=psutil.AccessDenied)
-    monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
-    assert memory(os.getpid()) > 10
 
 
 def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):

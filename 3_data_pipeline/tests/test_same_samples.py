@@ -18,7 +18,6 @@ from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
 from src.data.look_ahead import LookAhead
 from src.data.s3_server import CREDENTIALS, connect
-from src.data.tensorstore_arrays import shared_context
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
 from src.loader_report import (
@@ -197,14 +196,6 @@ def test_any_layout_is_read_as_the_slow_reader_reads_it(tmp_path, zarr_format, p
         np.testing.assert_array_equal(x, y)
 
 
-def test_a_form_that_it_does_not_know_is_one_line(tmp_path):
-    url = layouts.filtered(tmp_path)
-    settings = layouts.SETTINGS | {"statistics_store": str(tmp_path), "url": url}
-    with pytest.raises(UserError, match=rf"^{url}: .*; CloudDataset may be able"):
-        FastDataset("train", **settings)[0]
-    CloudDataset("train", **settings)[0]
-
-
 def test_keys_come_from_where_boto_looks(monkeypatch):
     """A profile, for a server that checks signatures. Broken by: `environment` in kvstore()."""
     server = connect()
@@ -221,7 +212,3 @@ def test_keys_come_from_where_boto_looks(monkeypatch):
     settings = SETTINGS | {"url": url}
     slow, fast = CloudDataset("train", **settings), FastDataset("train", **settings)
     assert_close(slow[3][0], fast[3][0], **SAME)
-    shared_context.cache_clear()  # it keeps the keys
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    with pytest.raises(UserError, match=r"^s3://other"):
-        FastDataset("train", **settings)[0]
