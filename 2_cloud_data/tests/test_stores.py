@@ -5,13 +5,14 @@ import random
 import subprocess
 import sys
 import time
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import build_store
 import chunk_size
 import example_cloud_access
 import numpy as np
 import pytest
+import usecase_API_access
 import usecase_cloud_access
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
@@ -163,3 +164,17 @@ def test_netcdf_files_are_read_in_steps_of_a_chunk(tmp_path, name):
     ocean_fields().rename(time=name).to_netcdf(tmp_path / "a.nc")
     with build_store.open_files([str(tmp_path / "a.nc")], 12) as fields:
         assert fields["surface_temperature"].chunksizes[name] == (12, 12, 12, 12, 6)
+
+
+def test_a_service_is_asked_again(monkeypatch, tmp_path):
+    """And only for the period. Broken by: no retry; no sel in usecase_API_access."""
+    fields = ocean_fields().rename(lat="latitude", lon="longitude")
+    stand_in = Mock(**{"open_dataset.side_effect": [OSError, OSError, fields]})
+    monkeypatch.setitem(sys.modules, "stand_in", stand_in)
+    monkeypatch.setattr(usecase_API_access.fetch.retry, "sleep", lambda seconds: None)
+    words = ["--service=stand_in:open_dataset", "--variable=surface_temperature"]
+    words += ["--start=2008-01", "--end=2008-10", f"--url={tmp_path}"]
+    call(monkeypatch, *words, script=usecase_API_access)
+    (expected,) = fields.sel(time=slice("2008-01", "2008-10")).values()
+    (written,) = open_fields(open_store(str(tmp_path))).values()
+    np.testing.assert_array_equal(written, expected)
