@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,5 +32,7 @@ def one_line_errors() -> Iterator[None]:
     finally:
         # After an error a loader is still in use, so its workers do not end by themselves. Python
         # sends them one SIGTERM, which they ignore (worker_init_fn), and would wait for ever.
+        # PyTorch's handler raises an error when one of them is killed: a traceback after all.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for worker in multiprocessing.active_children():
             worker.kill()
