@@ -91,19 +91,15 @@ def test_a_resumed_run_keeps_its_configuration(monkeypatch, tmp_path):
     assert rows(folder)[-1]["step"] == "16"
 
 
-def test_a_non_finite_loss_stops_before_the_weights_change(
-    monkeypatch, tmp_path, capsys
-):
-    """One line. Broken by: no isfinite in clip_gradients; `with tracker.run`, which prints more."""
+def test_a_non_finite_loss_stops_before_the_weights_change(monkeypatch, tmp_path):
+    """Broken by: no isfinite in clip_gradients."""
     with pytest.raises(UserError, match=r"step \d+: gradient .*optimizer.lr"):
         train(
             monkeypatch,
             tmp_path,
             "--optimizer.lr=1e30",
             "--trainer.checkpoint_every_n_steps=1",
-            "--trainer.wandb=offline",
         )
-    assert "Traceback" not in capsys.readouterr().err
     assert all(
         weight.isfinite().all()
         for weight in saved(tmp_path / "run_1")["model"].values()

@@ -19,6 +19,7 @@ from tests.runs import (
     TINY,
     assert_same_run,
     call,
+    finish,
     rows,
     saved,
     start,
@@ -50,28 +51,24 @@ def test_leaves_everything_behind(monkeypatch, tmp_path):
     assert rows(folder) == table
 
 
-def test_determinism_can_be_switched_off(monkeypatch, tmp_path):
-    """Broken by: a set_seed that does not look at settings.deterministic."""
-    for wanted in (False, True):
-        train(monkeypatch, tmp_path, f"--trainer.deterministic={str(wanted).lower()}")
-        assert torch.are_deterministic_algorithms_enabled() is wanted
-
-
 def test_same_seed_same_bits_other_seed_other_curve(monkeypatch, tmp_path):
     reference = train(monkeypatch, tmp_path / "a")
     workers = train(monkeypatch, tmp_path / "b", "--data.num_workers=2")
     assert_same_run(reference, workers)
     assert not list(reference.glob("*.png"))  # picture_every_n_epochs is 0
-    other = train(monkeypatch, tmp_path / "c", "--seed_everything=1")
+    assert torch.are_deterministic_algorithms_enabled()
+    settings = ["--seed_everything=1", "--trainer.deterministic=false"]
+    other = train(monkeypatch, tmp_path / "c", *settings)
+    assert not torch.are_deterministic_algorithms_enabled()
     first, second = (
         {row["train_loss"] for row in rows(f)} - {""} for f in (reference, other)
     )
     assert not first & second
 
 
-@pytest.mark.parametrize("stop", [1, 4, 6])
+@pytest.mark.parametrize("stop", [4, 7])
 def test_a_stopped_run_goes_on_to_the_same_bits(monkeypatch, tmp_path, stop):
-    """At the first step, between epochs, inside one. Broken by: first_batch = 0; no whole_lines."""
+    """Between epochs, and inside one. Broken by: first_batch = 0; no whole_lines."""
     reference = train(monkeypatch, tmp_path / "reference")
     settings = [f"--trainer.max_steps={stop}", f"--data.num_workers={stop % 2}"]
     folder = train(monkeypatch, tmp_path / "stopped", *settings)
@@ -105,13 +102,13 @@ def test_a_signal_ends_a_run_in_any_phase(monkeypatch, tmp_path, phase, steps, n
 def test_killed_at_a_random_step_it_goes_on_to_the_same_bits(monkeypatch, tmp_path):
     """SIGKILL: nothing can be saved then. Broken by: no state.scheduler in TrainingState.load."""
     settings = [
-        "--data.dataset.num_samples=400",
+        "--data.dataset.num_samples=280",
         "--trainer.checkpoint_every_n_steps=7",
     ]
     reference = train(monkeypatch, tmp_path / "reference", *settings)
     process = start(tmp_path, *settings)
     folder = tmp_path / "run_1"
-    wait_for_step(process, folder, random.randrange(10, 100))
+    wait_for_step(process, folder, random.randrange(10, 60))
     process.kill()
     process.communicate()
     assert call(monkeypatch, f"--resume={folder}") == 0
@@ -119,16 +116,15 @@ def test_killed_at_a_random_step_it_goes_on_to_the_same_bits(monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends(tmp_path, number):
+def test_a_signal_saves_and_ends(tmp_path):
     """To all processes, workers too. Broken by: is_stopping without stop.number."""
+    number = random.choice([signal.SIGINT, signal.SIGTERM])
     endless = ["--data.dataset.num_samples=800000", "--data.num_workers=2"]
     process = start(tmp_path, *endless)
     folder = tmp_path / "run_1"
     wait_for_step(process, folder, 20)
     os.killpg(process.pid, number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, output
+    output = finish(process, 128 + number)
     assert f"stopped after step {saved(folder)['step']}; go on with --resume" in output
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)  # no worker is left
@@ -158,7 +154,9 @@ def test_the_default_run_beats_three_baselines_and_loses_to_the_fourth(tmp_path)
     chapter = tmp_path / "elsewhere"
     shutil.copytree(CHAPTER, chapter, ignore=shutil.ignore_patterns("output"))
     # On a CPU: a Mac's GPU computes other digits.
-    command = [sys.executable, "pytorch_train.py", "--trainer.accelerator=cpu"]
+    settings = ["accelerator=cpu", "picture_every_n_epochs=0", "wandb=disabled"]
+    command = [sys.executable, "pytorch_train.py"]
+    command += [f"--trainer.{setting}" for setting in settings]
     subprocess.run(command, cwd=chapter, check=True)
     scores = json.loads((chapter / "output" / "run_1" / "summary.json").read_text())[
         "validation"
@@ -171,5 +169,3 @@ def test_the_default_run_beats_three_baselines_and_loses_to_the_fourth(tmp_path)
     assert found == pytest.approx(shown, abs=0.015)
     model = found.pop("masked autoencoder")
     assert found.pop("interpolated anomalies") < model < min(found.values()) - 0.1
-    command = [sys.executable, "-m", "unittest", "tests/test_parameters.py"]
-    subprocess.run(command, cwd=chapter, check=True)
