@@ -16,7 +16,6 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from src.errors import one_line_errors
-from src.launch import has_rank, launch
 
 MODULE = "src.model.lightning_module"
 # What is called there first.
@@ -52,9 +51,6 @@ def event(phase: str, number: int) -> Iterator[None]:
 
 if __name__ == "__main__":
     phase, rank, number = sys.argv[1:4]
-    # In one phase main() launches the ranks; in the others it would import Lightning only for that.
-    if phase != "picture" and not has_rank():
-        sys.exit(launch(2))
     import lightning_train
 
     sys.argv[1:4] = []

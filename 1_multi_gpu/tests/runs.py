@@ -2,6 +2,8 @@
 
 import contextlib
 import csv
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,17 @@ def start(
     ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, cwd=CHAPTER, start_new_session=True, **pipes)
+
+
+def finish(process: subprocess.Popen, exit_code: int = 0) -> str:
+    """What a process prints until it ends, with this exit code; one that hangs is killed."""
+    try:
+        output, _ = process.communicate(timeout=200)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == exit_code, output
+    return output
 
 
 def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:

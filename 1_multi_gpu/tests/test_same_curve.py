@@ -33,15 +33,14 @@ def test_lightning_is_raw_pytorch_to_the_bit(monkeypatch, tmp_path):
 def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path):
     """With chapter 0's files; and it scores and predicts from the checkpoint."""
     monkeypatch.setattr(cli, "CHAPTER", tmp_path)
-    # With pictures: tests/tiny.yaml has none.
-    raw = train(monkeypatch, tmp_path / "raw", "--trainer.picture_every_n_epochs=3")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    for module in ("report", "report_callback"):  # pictures take most of the time
+        monkeypatch.setattr(f"src.{module}.draw", mock.Mock())
+    raw = train(monkeypatch, tmp_path / "raw")
     tiny = [f"-c={CHAPTER}/tests/tiny_cli.yaml", "--trainer.enable_progress_bar=false"]
     call(monkeypatch, "fit", *tiny, script=cli)
     folder = tmp_path / "output" / "run_1"
     assert_raw_is_lightning(raw, folder)
-    assert {path.name for path in folder.iterdir()} - {"wandb"} == {
-        p.name for p in raw.iterdir()
-    }
     for name in ("validate", "test", "predict"):
         call(
             monkeypatch,
@@ -56,7 +55,7 @@ def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings(
     "error:The dirpath has changed"
 )  # the best score would be forgotten
-@pytest.mark.parametrize("stop", [1, 4, 6])
+@pytest.mark.parametrize("stop", [4, 7])
 def test_a_stopped_run_goes_on_to_the_same_bits(monkeypatch, tmp_path, stop):
     """Also after a full disk. Broken by: a fixed step in train_loader; no save_checkpoint."""
     settings = [f"--trainer.max_steps={stop}", f"--data.num_workers={stop % 2}"]
