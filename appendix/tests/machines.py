@@ -1,10 +1,10 @@
 """A machine inside this one: processes with a network of their own, which end with it."""
 
-import csv
 import shutil
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,9 +14,8 @@ TOOLS = ("unshare", "nsenter", "ip", "pkill", "sysctl")
 
 def may_make_networks() -> bool:
     """Root may, but not in every container."""
-    if not all(shutil.which(tool) for tool in TOOLS):
-        return False
-    return subprocess.run(["unshare", *SPACES, "--fork", "true"]).returncode == 0
+    command = ["unshare", *SPACES, "--fork", "true"]
+    return all(map(shutil.which, TOOLS)) and not subprocess.run(command).returncode
 
 
 NEEDS_ROOT = pytest.mark.skipif(
@@ -107,6 +106,5 @@ def losses(folder: Path) -> dict[int, float]:
     path = folder / "metrics.csv"
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
-        table = [row for row in csv.DictReader(file) if row.get("train_loss")]
-    return {int(row["step"]): float(row["train_loss"]) for row in table}
+    table = pd.read_csv(path, index_col="step")
+    return dict(table.get("train_loss", pd.Series()).dropna())

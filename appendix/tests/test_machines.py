@@ -92,7 +92,10 @@ def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
         machines[1].run("ip", "link", "set", "card", "down")
     text, _ = processes[0].communicate(timeout=120)
     assert processes[0].returncode == 1
-    assert "192.0.2.2" in text
+    # The error names an address, and this line the machine.
+    _, machine, error = text.partition("machine   beta, 192.0.2.2, from rank 1\n")
+    assert machine
+    assert "192.0.2.2" in error
 
 
 @NEEDS_SLURM  # as above

@@ -1,10 +1,6 @@
 """The lock works with any index, because it names none."""
 
-import subprocess
-import sys
-
 import portable_lock
-import pytest
 
 AS_UV_WRITES_IT = """\
 version = 1
@@ -65,10 +61,3 @@ def test_check_finds_what_is_not_portable():
         "as uv wrote it"
         in portable_lock.problems(AS_UV_WRITES_IT, exported, exported)[0]
     )
-
-
-def test_why_a_command_failed_is_shown(capfd):
-    """Broken by: ``capture_output=True``."""
-    with pytest.raises(subprocess.CalledProcessError):
-        portable_lock.run(sys.executable, "-c", "raise SystemExit('no such group')")
-    assert "no such group" in capfd.readouterr().err
