@@ -290,7 +290,7 @@ def stream_settings(quick: bool) -> list[str]:
         "url": STORE,
         "packed": "true",
         "window": "[1,64,64]",
-        "train_stride": "[1,16,16]",
+        "train_stride": "[1,64,64]" if quick else "[1,16,16]",
         "val_stride": "[1,64,64]",
         "train_period": train,
         "val_period": val,

@@ -34,6 +34,12 @@ def test_a_rank_that_fails_ends_the_others(tmp_path, failure):
     assert ("rank 0 failed first" in output) == (failure != "sys.exit(143)")
 
 
+def test_all_ranks_end_well(tmp_path):
+    """Broken by: no return before the first signal or failure (it hangs)."""
+    program = PROGRAM.replace("RANK_0", "pass").replace("time.sleep(1000)", "")
+    finish(start(tmp_path, command=["-c", program]))
+
+
 @pytest.mark.parametrize(
     ("rank_0", "number", "code"),
     [
