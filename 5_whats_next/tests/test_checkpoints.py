@@ -1,5 +1,6 @@
 """Checkpoints on the disk: whatever happens to them, a run goes on from the newest intact one."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -18,7 +19,7 @@ from src import checkpoint_files
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.errors import UserError
 from src.stop_and_save import StopAndSave
-from tests.runs import call, rows, start, train
+from tests.runs import TWO_RANKS, call, rows, start, train
 from tests.test_cloud import training
 
 STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
@@ -111,46 +112,46 @@ def test_a_start_reads_one_file_in_full(monkeypatch, tmp_path):
         checkpoint_files.DurableCheckpointIO().load_checkpoint(path)
 
 
-# A real limit of the system. Broken by: no except in save_durably.
-def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
-    for step in (1, 2):
-        save_durably(STATE | {"global_step": step}, tmp_path / "last.ckpt")
+# A real limit of the system.
+@contextlib.contextmanager
+def full_disk():
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(
-            UserError, match=f"cannot write .*{os.strerror(errno.EFBIG)}"
-        ):
-            save_durably(STATE | {"global_step": 3}, tmp_path / "last.ckpt")
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [read_step(path) for path in sorted(tmp_path.iterdir())] == [2, 1]
 
 
-FULL = """import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-import lightning_train as t
-from src.errors import one_line_errors
-with one_line_errors(): sys.exit(t.main())"""
+CANNOT_WRITE = f"cannot write .*last.ckpt: .*{os.strerror(errno.EFBIG)}"
+
+
+def test_a_full_disk_ends_a_run_and_loses_nothing(monkeypatch, tmp_path):
+    """Broken by: no except in save_durably; no unlink there."""
+    settings = [*EVERY_STEP, "--trainer.max_steps=2"]
+    with pytest.raises(SystemExit, match="0"):
+        train(monkeypatch, tmp_path, *settings, script=lightning_train)
+    resume = [f"--resume={tmp_path}/run_1", "--trainer.max_steps=-1"]
+    with full_disk(), pytest.raises(UserError, match=CANNOT_WRITE):
+        call(monkeypatch, *resume, script=lightning_train)
+    steps = {path.name: read_step(path) for path in tmp_path.glob("run_1/*/*")}
+    assert steps == {"last.ckpt": 2, "last.previous.ckpt": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_full_disk_ends_a_run(tmp_path, ranks):
-    """With one line, and nobody left. Broken by: no except in save_durably; no launch in main."""
-    words = [f"--trainer.devices={ranks}", *EVERY_STEP]
-    process = start(tmp_path, *words, command=["-c", FULL])
-    console, _ = process.communicate()
+def test_a_full_disk_ends_two_ranks(tmp_path):
+    """With one line, and nobody left. Broken by: no except in save_durably; no kill in launch."""
+    with full_disk():
+        command = [*TWO_RANKS, "lightning_train.py"]
+        process = start(tmp_path, "--trainer.devices=2", *EVERY_STEP, command=command)
+    console, _ = process.communicate(timeout=200)
     assert process.returncode == 1, console
-    text = os.strerror(errno.EFBIG)
-    assert re.search(rf"^error: cannot write .*last.ckpt: .*{text}", console, re.M)
+    assert re.search(f"^error: {CANNOT_WRITE}", console, re.MULTILINE)
     # The other rank has lost its connection, and says so.
     assert "Traceback" not in console or "rank 0 failed first" in console
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
-    assert not [
-        path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".ckpt")
-    ]
+    assert not [*tmp_path.rglob("*.tmp"), *tmp_path.rglob("*.ckpt")]
 
 
 @pytest.mark.filterwarnings(

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 import math
-import random
 import re
 import secrets
 import shutil
@@ -16,11 +15,10 @@ import lightning_train
 import lightning_trainer
 import pytest
 import torch
-import yaml
 
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably, saved_step
-from src.cloud_folder import CloudFolder, digest
+from src.cloud_folder import CloudFolder
 from src.cloud_run import CloudRun
 from src.config import CHAPTER
 from src.data.s3_server import connect
@@ -67,7 +65,12 @@ def step_in_the_cloud(folder, place):
 def test_a_kill_at_each_request_of_an_upload_loses_nothing(
     folder, tmp_path, monkeypatch, capsys
 ):
-    """Broken by: latest.json before the checkpoint; deletions before latest.json."""
+    """And leaves nothing but what others have put there.
+
+    Broken by: latest.json before the checkpoint; deletions before latest.json; no deletion in
+    claim, or one of what the list names; no OBJECT.
+    """
+    folder.write("epoch-7.ckpt", "somebody's own copy")
     for last in (1, 2):
         upload(folder, tmp_path / "run", last)
     for step in range(3, 100):
@@ -85,6 +88,8 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(
     assert last == step > 7
     # The list has named whole objects only.
     assert "skipped" not in capsys.readouterr().out
+    listed = {entry["object"] for entry in CloudRun(folder.url, tmp_path).newer_than(0)}
+    assert set(folder.names()) == {"latest.json", "epoch-7.ckpt", *listed}
 
 
 # Of each kind of request. Broken by: no retries in store.py.
@@ -116,11 +121,19 @@ def test_a_lost_list_is_made_from_the_objects(folder, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "missing"])
-def test_a_damaged_copy_is_skipped(folder, tmp_path, capsys, damage):
-    """Broken by: no digest in download; `return` in place of `continue`."""
+def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage):
+    """And an outage is no damage: an older one would be taken.
+
+    Broken by: no digest in download; `return` in place of `continue`; UserError for DamagedError.
+    """
     for step in (1, 2):
         upload(folder, tmp_path / "run", step)
     shutil.rmtree(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        no_answer = mock.Mock(side_effect=UserError("no answer"))
+        patch.setattr(CloudFolder, "download", no_answer)
+        with pytest.raises(UserError, match="no answer"):
+            find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
     _, entries = CloudRun(folder.url, tmp_path).read_list()
     for number, entry in enumerate(entries):
         path = f"{folder.path}/{entry['object']}"
@@ -134,17 +147,6 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, capsys, damage):
             assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 1
     assert "skipped: s3://embedded/tests/" in capsys.readouterr().out
     with pytest.raises(UserError, match="has no checkpoint that is intact"):
-        find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
-
-
-def test_an_outage_is_no_damage(folder, tmp_path, monkeypatch):
-    """An older checkpoint would be taken. Broken by: UserError for DamagedError."""
-    for step in (1, 2):
-        upload(folder, tmp_path / "run", step)
-    shutil.rmtree(tmp_path / "run")
-    no_answer = mock.Mock(side_effect=UserError("no answer"))
-    monkeypatch.setattr(CloudFolder, "download", no_answer)
-    with pytest.raises(UserError, match="no answer"):
         find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
 
 
@@ -286,31 +288,32 @@ def fail(monkeypatch, proxy, fault):
     monkeypatch.setattr(StopAndSave, "on_train_batch_start", begin, raising=False)
 
 
-# Broken by: no retries: the thread's own pause is longer than this test's patience.
-def test_an_outage_of_some_seconds(monkeypatch, proxy, tmp_path, whole, capsys):
-    monkeypatch.setattr("src.uploader.PAUSE", 600)
-    fail(monkeypatch, proxy, Fault("reset", 7, "PUT"))
-    folder = training(monkeypatch, tmp_path)
-    assert proxy.faults[0].times == 0
-    assert "cloud     last.ckpt of step 12: uploaded" in capsys.readouterr().out
-    assert rows(folder) == whole
+def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, capsys):
+    """An exit code says so, and the same command mends it. Uploads alone save inside an epoch, too.
 
-
-# An exit code says so. Broken by: no flush in finish; max_steps taken for a failure.
-@pytest.mark.parametrize("stop", [-1, 7])
-def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, stop, capsys):
+    Broken by: no flush in finish; max_steps taken for a failure; no comparison in on_train_start;
+    checkpoint_every_n_steps alone in StopAndSave.
+    """
     monkeypatch.setattr("src.callbacks.PATIENCE", 2)
     fail(monkeypatch, proxy, Fault("reset", math.inf, "PUT"))
+    words = ["max_steps=7", "checkpoint_every_n_steps=0", "upload_every_n_steps=2"]
     with pytest.raises(UserError, match=r"^not in the cloud: (best.ckpt, )?last.ckpt$"):
-        training(monkeypatch, tmp_path, f"max_steps={stop}")
-    step, folder = 12 if stop < 0 else stop, tmp_path / tmp_path.name
-    assert f"last.ckpt of step {step}: NOT UPLOADED" in capsys.readouterr().out
-    assert rows(folder) == [row for row in whole if int(row["step"]) <= step]
-    assert newest_intact(folder / "checkpoints")[1] == step
+        training(monkeypatch, tmp_path, *words)
+    folder = tmp_path / tmp_path.name
+    assert "last.ckpt of step 7: NOT UPLOADED" in capsys.readouterr().out
+    assert rows(folder) == [row for row in whole if int(row["step"]) <= 7]
+    files = folder / "checkpoints"
+    assert newest_intact(files) == (files / "last.ckpt", 7)
+    assert saved_step(files / "last.previous.ckpt") == 6
+
     proxy.faults = []
-    # The same command again, also if nothing is left to train.
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, *words)
+    console = capsys.readouterr().out
+    assert "stopped after step 7" in console
+    assert "last.ckpt of step 7: uploaded" in console
     training(monkeypatch, tmp_path)
-    assert "last.ckpt of step 12: uploaded" in capsys.readouterr().out
+    assert rows(folder) == whole
 
 
 def test_the_newest_checkpoint_wins(tmp_path):
@@ -350,24 +353,6 @@ def test_the_disk_is_taken_if_the_cloud_is_silent(proxy, folder, tmp_path, capsy
     assert "resume    from the disk, because of" in capsys.readouterr().out
 
 
-def test_uploads_inside_of_an_epoch_save_as_well(monkeypatch, tmp_path):
-    """Broken by: checkpoint_every_n_steps alone in StopAndSave."""
-    enqueued = []
-    enqueue = Uploader.enqueue
-    monkeypatch.setattr(
-        Uploader,
-        "enqueue",
-        lambda self, path: (enqueued.append(saved_step(path)), enqueue(self, path)),
-    )
-    words = ["checkpoint_every_n_steps=0", "upload_every_n_steps=2", "max_epochs=1"]
-    training(monkeypatch, tmp_path, *words)
-    assert set(enqueued) == {2, 4}
-    # Resumed in between, it uploads at the next save.
-    callback = CloudUploadCallback("none", upload_every_n_steps=5)
-    callback.on_train_start(mock.Mock(global_step=7, current_epoch=0), mock.Mock())
-    assert callback.last_upload_step == 5
-
-
 def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
     """Broken by: FIRST_NOTICE for each wait; no line when uploads work again."""
     uploader = Uploader(mock.Mock())
@@ -382,43 +367,6 @@ def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
         [str(seconds)] for seconds in (60, 120, 240, 480, 960)
     ]
     assert last == "cloud     uploads work again"
-
-
-def test_nobody_waits_for_what_is_not_allowed(tmp_path):
-    """Broken by: no is_hopeless in flush; no is_closed in run."""
-    error = UserError("no right to write")
-    error.__cause__ = PermissionError()
-    path = tmp_path / "last.ckpt"
-    save_durably({"global_step": 1}, path)
-    uploader = Uploader(mock.Mock(**{"upload.side_effect": error}))
-    uploader.start()
-    uploader.enqueue(path)
-    uploader.flush(seconds=1e6)
-    assert uploader.error is error
-    uploader.close()
-    assert not uploader.is_alive()
-
-
-def test_what_a_store_compares_is_not_read_back(folder, tmp_path, monkeypatch):
-    """In one part and in several. Broken by: another checksum in s3_checksum."""
-    monkeypatch.setattr("src.cloud_folder.PART", 6 * 2**20)  # S3 takes no smaller ones
-    for size in (1000, 13 * 2**20):
-        path = tmp_path / f"{size}.ckpt"
-        path.write_bytes(random.randbytes(size))
-        with monkeypatch.context() as patch:
-            patch.setattr(folder, "download", pytest.fail)
-            folder.upload(path, path.name, digest(path))
-        folder.download(path.name, tmp_path / "copy", digest(path), size)
-
-
-def test_an_upload_that_was_killed_is_deleted(folder, tmp_path):
-    """Broken by: no deletion in claim, or one of what the list names; no OBJECT."""
-    cloud = upload(folder, tmp_path / "run", 1)
-    folder.write("last-000000002-12345678.ckpt", "half of a checkpoint")
-    folder.write("epoch-7.ckpt", "somebody's own copy")
-    cloud.claim()
-    (entry,) = cloud.newer_than(0)
-    assert set(folder.names()) == {"latest.json", "epoch-7.ckpt", entry["object"]}
 
 
 def test_a_claim_loses_no_upload(folder, tmp_path):
@@ -485,7 +433,7 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     """
     save_durably({"global_step": 36}, tmp_path / "last.ckpt")
     (tmp_path / "gone.ckpt").symlink_to("nowhere")
-    callback = CloudUploadCallback("none", upload_interval=10)
+    callback = CloudUploadCallback("none", upload_interval=10, upload_every_n_steps=5)
     callback.uploader = mock.Mock(uploaded={}, damaged=set())
     callback.uploader.error = OSError("no room")
     callback.uploader.is_taken_over.return_value = False
@@ -493,6 +441,7 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     callback.checkpoints = tmp_path
     trainer = mock.Mock(current_epoch=9, global_step=36, log_every_n_steps=100)
     callback.on_train_start(trainer, None)
+    assert callback.last_upload_step == 35  # so the next save is uploaded, too
     callback.on_train_batch_start(trainer)
     callback.uploader.enqueue.assert_called_once()
     assert callback.finish(1) == ["gone.ckpt", "last.ckpt"]
@@ -554,18 +503,16 @@ def test_any_module_is_uploaded(folder, tmp_path, capsys):
 
 def test_lightning_cli_uploads(monkeypatch, tmp_path, capsys):
     """Broken by: no CloudUploadCallback in cli_config.yaml; a path of its own there."""
+    # All subcommands would have their arguments read from the signatures.
+    cli = lightning_trainer.LightningCLI
+    fit = {"fit": cli.subcommands()["fit"]}
+    monkeypatch.setattr(cli, "subcommands", staticmethod(lambda: fit))
     monkeypatch.setattr(lightning_trainer, "CHAPTER", tmp_path)
     monkeypatch.setenv("CLOUD_STORAGE_PATH", f"{RUNS}/{tmp_path.name}")
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    settings = yaml.safe_load((CHAPTER / "tests" / "tiny.yaml").read_text())
-    settings["trainer"] = {"max_epochs": 1, "enable_progress_bar": False}
-    (tmp_path / "tiny.yaml").write_text(yaml.dump(settings))
-    call(monkeypatch, "fit", f"-c={tmp_path}/tiny.yaml", script=lightning_trainer)
-    console = capsys.readouterr().out
-    (address,) = re.findall(rf"cloud     ({RUNS}/\S+)", console)
-    assert "cloud     last.ckpt of step 4: uploaded" in console
-    copy = CloudRun(address, tmp_path / "copy")
-    assert [entry["step"] for entry in copy.newer_than(0)] == [4, 4]
+    call(monkeypatch, "fit", f"-c={CHAPTER}/tests/cli.yaml", script=lightning_trainer)
+    (address,) = re.findall(rf"cloud     ({RUNS}/\S+)", capsys.readouterr().out)
+    assert CloudRun(address, tmp_path / "copy").newer_than(3)
 
 
 # Broken by: no second parse_config in find_start; no policy in find_run; no name in folder_of.
