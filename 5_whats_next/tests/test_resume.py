@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from src import callbacks, preemption, resume
+from src import callbacks, environment, preemption, resume
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.cloud_run import CloudRun
-from src.data.store import open_store
-from src.environment import load_environment
+from src.data import checked_store
 from src.errors import UserError, one_line_errors
 from src.model.lightning_module import AutoencoderModule
 from src.stop_and_save import StopAndSave
-from tests.runs import TINY, call, rows, start, wait_for_step
+from tests.runs import TINY, call
 from tests.test_cloud import RUNS, training
 
 
@@ -31,93 +30,95 @@ def local(monkeypatch, tmp_path, *words):
 
 
 def test_two_trainings_of_one_run(monkeypatch, tmp_path):
-    """Broken by: no only_training in find_start, or in train."""
-    endless = ["--trainer.max_epochs=1000", "--trainer.cloud_storage_path=none"]
-    process = start(tmp_path, "--trainer.run_name=run", *endless)
-    try:
-        wait_for_step(process, tmp_path / "run", 5)
-        for words in (["--trainer.max_epochs=1000"], [f"--resume={tmp_path}/run"]):
+    """A lock of the launcher, and one of rank 0, which stays if the launcher alone is killed.
+
+    Broken by: no only_training in find_start; no lock in train.
+    """
+    refused = []
+
+    def begin_another(*_):
+        for name in ("training", "writing"):
             with pytest.raises(UserError, match="another process is training"):
-                local(monkeypatch, tmp_path, *words)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    steps = [int(row["step"]) for row in rows(tmp_path / "run") if row["train_loss"]]
-    assert steps == list(range(1, len(steps) + 1))
-    # The operating system has taken the lock back.
-    words = [f"--resume={tmp_path}/run", endless[0], "--trainer.max_steps=1"]
-    with pytest.raises(SystemExit, match="0"):
-        local(monkeypatch, tmp_path, *words)
+                with resume.lock(tmp_path / "run", name):
+                    pass
+            refused.append(name)
+
+    hook = "on_train_batch_start"
+    monkeypatch.setattr(StopAndSave, hook, begin_another, raising=False)
+    for words in ([], [f"--resume={tmp_path}/run"]):
+        words = [*words, f"--trainer.max_steps={1 + len(words)}"]
+        with pytest.raises(SystemExit, match="0"):
+            local(monkeypatch, tmp_path, *words)
+    assert len(refused) == 4
 
 
-def test_ranks_keep_the_run_without_their_launcher(monkeypatch, tmp_path):
-    """As after a SIGKILL of the launcher alone. Broken by: no lock of rank 0 in train."""
-    refused = pytest.raises(UserError, match="another process is training")
-    with resume.lock(tmp_path / "run", "writing"), refused:
-        local(monkeypatch, tmp_path)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("moment", ["enqueue", "finish", "signal"])
+def test_another_machine_takes_over(monkeypatch, tmp_path, capsys, moment):
+    """Noticed while it trains, or in the last uploads, also those of a signal.
 
-
-def test_another_machine_takes_over(monkeypatch, tmp_path, capsys):
-    """Noticed while it trains. Broken by: no check_owner in upload; no is_taken_over."""
+    Broken by: no check_owner in upload; no is_taken_over; no exit in finish.
+    """
     cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
+    finish = callbacks.CloudUploadCallback.finish
     enqueue = callbacks.Uploader.enqueue
 
-    def take_over(uploader, path):
+    def take_over(callback, seconds):
+        cloud.claim()
+        return finish(callback, seconds)
+
+    def take_over_early(uploader, path):
         if not cloud.owner:
             cloud.claim()
         enqueue(uploader, path)
         with uploader.changed:
             uploader.changed.wait_for(lambda: uploader.error)
 
-    monkeypatch.setattr(callbacks.Uploader, "enqueue", take_over)
+    def receive(callback, *_):
+        callback.request.number = signal.SIGTERM
+
+    if moment == "enqueue":
+        monkeypatch.setattr(callbacks.Uploader, "enqueue", take_over_early)
+    else:
+        monkeypatch.setattr(callbacks.CloudUploadCallback, "finish", take_over)
+    if moment == "signal":
+        hook = "on_train_batch_start"
+        monkeypatch.setattr(StopAndSave, hook, receive, raising=False)
     with pytest.raises(SystemExit) as ended:
         training(monkeypatch, tmp_path)
     assert ended.value.code == callbacks.TAKEN_OVER
     assert "another process has taken over" in capsys.readouterr().out
-    assert len(rows(tmp_path / tmp_path.name)) < 12
-    assert cloud.read_list() == (cloud.owner, [])
+    assert cloud.read_list()[0] == cloud.owner
+    _, step = newest_intact(tmp_path / tmp_path.name / "checkpoints")
+    assert (step == 12) == (moment == "finish")
 
 
-def test_a_takeover_during_an_upload_keeps_its_settings(monkeypatch, tmp_path):
-    """Broken by: no check_owner after folder.upload."""
+@pytest.mark.parametrize("moment", ["upload", "write"])
+def test_a_takeover_during_an_upload(monkeypatch, tmp_path, moment):
+    """Or between the look at the owner and the write of the list.
+
+    Broken by: no check_owner after folder.upload; no only_over in upload; no has_conditions in
+    probe.
+    """
     path = tmp_path / "checkpoints" / "last.ckpt"
     save_durably({"global_step": 1}, path)
     (tmp_path / "config.yaml").write_text("earlier")
     first, second = (CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path) for _ in range(2))
+    first.folder.probe()
+    assert first.folder.has_conditions
     first.claim()
+    function = getattr(first.folder, moment)
 
-    def take_over(*_):
-        second.claim()
-        second.folder.write("config.yaml", "later")
+    def take_over(name, *arguments):
+        if name in (path, "latest.json"):
+            second.claim()
+            second.folder.write("config.yaml", "later")
+        function(name, *arguments)
 
-    monkeypatch.setattr(first.folder, "upload", take_over)
+    monkeypatch.setattr(first.folder, moment, take_over)
     with pytest.raises(UserError, match="another process has taken over"):
         first.upload(path, "last.ckpt", 1)
     assert second.folder.read("config.yaml") == "later"
-
-
-@pytest.mark.parametrize("number", [0, signal.SIGTERM])
-def test_another_machine_has_taken_over_at_the_end(monkeypatch, tmp_path, number):
-    """Noticed in the last uploads, also those of a signal. Broken by: no exit in finish."""
-    cloud = CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path / "other")
-    finish = callbacks.CloudUploadCallback.finish
-
-    def take_over(callback, seconds):
-        cloud.claim()
-        return finish(callback, seconds)
-
-    monkeypatch.setattr(callbacks.CloudUploadCallback, "finish", take_over)
-
-    def receive(callback, *_):
-        callback.request.number = number  # a signal, or none
-
-    name = "on_train_batch_start"
-    monkeypatch.setattr(StopAndSave, name, receive, raising=False)
-    with pytest.raises(SystemExit) as ended:
-        training(monkeypatch, tmp_path)
-    assert ended.value.code == callbacks.TAKEN_OVER
-    assert cloud.read_list()[0] == cloud.owner
+    assert second.read_list() == (second.owner, [])
 
 
 def test_a_takeover_does_not_hide_an_error(monkeypatch):
@@ -131,28 +132,6 @@ def test_a_takeover_does_not_hide_an_error(monkeypatch):
     callback.on_exception(None, None, KeyError("mine"))
     with pytest.raises(SystemExit, match="4"):
         callback.on_exception(None, None, SystemExit(1))
-
-
-def test_a_list_that_changes_meanwhile_is_not_replaced(tmp_path):
-    """Broken by: no only_over in upload; no has_conditions in probe."""
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    save_durably({"global_step": 1}, path)
-    first, second = (CloudRun(f"{RUNS}/{tmp_path.name}", tmp_path) for _ in range(2))
-    first.folder.probe()
-    assert first.folder.has_conditions
-    first.claim()
-    write = first.folder.write
-
-    # Between the look at the owner and the write of the list.
-    def late(name, text, only_over=""):
-        if only_over:
-            second.claim()
-        write(name, text, only_over)
-
-    first.folder.write = late
-    with pytest.raises(UserError, match="another process has taken over"):
-        first.upload(path, "last.ckpt", 1)
-    assert second.read_list() == (second.owner, [])
 
 
 def test_settings_are_compared_before_a_download(monkeypatch, tmp_path):
@@ -256,16 +235,6 @@ def test_no_code_of_a_checkpoint_runs(monkeypatch, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_max_steps_again_ends_at_once(monkeypatch, tmp_path, capsys):
-    """And a resume goes past it. Broken by: no comparison in on_train_start."""
-    for _ in range(2):
-        with pytest.raises(SystemExit, match="0"):
-            local(monkeypatch, tmp_path, "--trainer.max_steps=6")
-        assert "stopped after step 6" in capsys.readouterr().out
-    local(monkeypatch, tmp_path, f"--resume={tmp_path}/run")
-    assert newest_intact(tmp_path / "run" / "checkpoints")[1] == 12
-
-
 # The checkpoint's step after a signal in a step, and in each phase that chapter 1 does not have.
 PHASES = [
     (resume, "find_run", 0),
@@ -318,24 +287,29 @@ def test_uploads_get_what_a_signal_leaves(monkeypatch):
     assert 90 < waits[0] < 100
 
 
-def test_env_files_of_this_project_only(monkeypatch, tmp_path):
-    """Chapter before root before nothing. Broken by: find_dotenv in load_environment."""
+# Each of them reads it: a dataset may be used without the train script.
+@pytest.mark.parametrize("module", [environment, checked_store])
+def test_env_files_of_this_project_only(monkeypatch, tmp_path, module):
+    """Chapter before root before nothing. Broken by: find_dotenv in place of the two folders."""
     chapter = tmp_path / "above" / "root" / "chapter"
     chapter.mkdir(parents=True)
     for folder in (chapter, *chapter.parents[:2]):
         text = f"PLACE={folder.name}\n{folder.name.upper()}=1\n"
         (folder / ".env").write_text(text)
-    for name in ("PLACE", "CHAPTER", "ROOT", "ABOVE"):
+    names = ("PLACE", "CHAPTER", "ROOT", "ABOVE")
+    for name in names:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("src.environment.CHAPTER", chapter)
-    monkeypatch.setattr("src.data.store.__file__", str(chapter / "src/data/store.py"))
+    monkeypatch.setattr(environment, "CHAPTER", chapter)
+    monkeypatch.setattr(checked_store, "__file__", f"{chapter}/src/data/store.py")
     monkeypatch.chdir(chapter)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", dict(os.environ))
-        load_environment()
-        open_store("memory://x")
-        read = {n: os.environ.get(n) for n in ("PLACE", "CHAPTER", "ROOT", "ABOVE")}
-    assert read == {"PLACE": "chapter", "CHAPTER": "1", "ROOT": "1", "ABOVE": None}
+        if module is environment:
+            module.load_environment()
+        else:
+            module.configure_libraries.__wrapped__()  # once is enough, and was
+        read = [os.environ.get(name) for name in names]
+    assert read == ["chapter", "1", "1", None]
 
 
 def test_a_disk_without_locks_is_refused(monkeypatch, tmp_path):
