@@ -35,8 +35,8 @@ LIMITS = {
     "1_multi_gpu": (6_600, 4_250, 3_050),
     "2_cloud_data": (12_100, 11_000, 3_050),
     "3_data_pipeline": (10_100, 5_300, 3_250),
-    "4_model_profiling": (7_100, 3_100, 3_050),
-    "5_whats_next": (14_450, 14_900, 4_100),
+    "4_model_profiling": (7_100, 2_900, 3_050),
+    "5_whats_next": (14_450, 12_600, 4_100),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {

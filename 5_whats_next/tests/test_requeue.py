@@ -8,16 +8,20 @@ import pytest
 
 from src.config import CHAPTER
 
-COMMANDS = {
-    "uv": "exit 0",
-    # A training that is killed, after a checkpoint if the next of SAVES is 1.
-    "srun": """printf '%s\n' "$*" >>calls
-mkdir -p output/slurm-laptop-7/checkpoints
-saves=$(head -n 1 saves) && sed -i 1d saves
-[ "$saves" = 1 ] && touch output/slurm-laptop-7/checkpoints/last.ckpt
-exit "$CODE\"""",
-    "scontrol": "echo $* >>requeued",
+# Bash takes functions before commands. A training is killed, after a checkpoint if the next of SAVES
+# is 1.
+COMMANDS = r"""
+uv() { :; }
+srun() {
+  printf '%s\n' "$*" >>calls
+  mkdir -p output/slurm-laptop-7/checkpoints
+  local save=$(head -n 1 saves) && sed -i 1d saves
+  [ "$save" = 1 ] && touch output/slurm-laptop-7/checkpoints/last.ckpt
+  return "$CODE"
 }
+scontrol() { echo "$*" >>requeued; }
+source train_requeue.sbatch -c mine.yaml
+"""
 
 
 @pytest.mark.parametrize(
@@ -36,14 +40,8 @@ def test_a_job_is_requeued_while_it_gets_on(tmp_path, saves, code, requeued):
     """Broken by: SLURM_RESTART_COUNT for restarts; no -nt; no SLURM_CLUSTER_NAME."""
     run_name = "mine" if code == 4 else "slurm-laptop-7"
     shutil.copy(CHAPTER / "train_requeue.sbatch", tmp_path)
-    (tmp_path / "bin").mkdir()
-    for name, text in COMMANDS.items():
-        command = tmp_path / "bin" / name
-        command.write_text(f"#!/bin/bash\n{text}\n")
-        command.chmod(0o755)
     (tmp_path / "saves").write_text("".join(f"{number}\n" for number in saves))
     environment = os.environ | {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "CODE": str(code),
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_CLUSTER_NAME": "laptop",
@@ -57,7 +55,7 @@ def test_a_job_is_requeued_while_it_gets_on(tmp_path, saves, code, requeued):
     texts = []
     for turn in range(len(saves)):
         done = subprocess.run(
-            ["bash", "train_requeue.sbatch", "-c", "mine.yaml"],
+            ["bash", "-c", COMMANDS],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
