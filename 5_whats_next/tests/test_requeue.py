@@ -8,8 +8,8 @@ import pytest
 
 from src.config import CHAPTER
 
-# Bash takes functions before commands. A training is killed, after a checkpoint if the next of SAVES
-# is 1.
+# Bash takes functions before commands. A training is killed, after a checkpoint if the next of
+# SAVES is 1.
 COMMANDS = r"""
 uv() { :; }
 srun() {
