@@ -185,7 +185,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Read it. Raises UserError if the file is damaged."""
         path = Path(path)
-        is_checked = os.environ.get(CHECKED) == version(path)
+        is_checked = path.exists() and os.environ.get(CHECKED) == version(path)
         if not is_checked and read_step(path) is None:
             raise UserError(f"{path} is damaged, or no checkpoint")
         checkpoint = read_checkpoint(path)
