@@ -251,8 +251,10 @@ def test_statistics_that_cannot_be_read_are_not_absent(monkeypatch, proxy, kind)
     assert len(CloudDataset("train", **SETTINGS).variables) == 4
 
 
-def test_statistics_elsewhere_are_read_with_keys(monkeypatch, whole):
+def test_statistics_elsewhere_are_read_with_keys(monkeypatch, tmp_path):
     """At a name that begins as the public store's. Broken by: no "/" behind url in open()."""
+    whole = tmp_path / "whole"
+    build_cube(str(whole))
     to = f"{whole}-statistics"
     add_statistics(str(whole), PERIODS["train_period"], to=to)
     opened = []

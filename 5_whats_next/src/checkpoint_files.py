@@ -17,9 +17,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from src.checkpoint import read_checkpoint, save_atomic
 from src.errors import UserError
 
-CHECKED = (
-    "CHECKED_CHECKPOINT"  # variable: version of the file that is known to be intact
-)
+# In the environment, so that ranks know it: the version of the file that is known to be intact.
+CHECKED = "CHECKED_CHECKPOINT"
 
 
 def is_intact(path: Path) -> bool:
