@@ -121,7 +121,9 @@ def train(
     # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()
-    bar = tqdm(total=total_steps, initial=state.step, disable=not tracker or None)
+    # disable=None: a bar on a terminal only.
+    hide = None if tracker else True
+    bar = tqdm(total=total_steps, initial=state.step, disable=hide)
 
     is_stopping = False
     while state.step < total_steps and not is_stopping:

@@ -91,9 +91,9 @@ def build_training(
     config: Namespace,
     folder: Path,
     callbacks: list[Callback],
-    model: type = AutoencoderModule,
-    data: type = FieldDataModule,
-    **more: Any,
+    model_class: type = AutoencoderModule,
+    data_class: type = FieldDataModule,
+    **trainer_arguments: Any,
 ) -> tuple[L.Trainer, Any, Any]:
     """Trainer, module and data of these settings.
 
@@ -101,9 +101,9 @@ def build_training(
         config: from parse_config.
         folder: where the Trainer writes to.
         callbacks: the Trainer's.
-        model: a LightningModule; its arguments are the section model.
-        data: a LightningDataModule; its arguments are the section data.
-        more: further arguments of the Trainer.
+        model_class: a LightningModule; its arguments are the section model.
+        data_class: a LightningDataModule; its arguments are the section data.
+        trainer_arguments: further arguments of the Trainer.
     """
     hide_two_messages()
     seed = config.seed_everything
@@ -112,8 +112,8 @@ def build_training(
     # time, and changes no result (chapter 4 compares).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
-    data_module = build(data, config.get("data"), shared)
-    module = build(model, config.get("model"), shared)
+    data = build(data_class, config.get("data"), shared)
+    module = build(model_class, config.get("model"), shared)
 
     settings = config.trainer
     trainer = L.Trainer(
@@ -131,9 +131,9 @@ def build_training(
         enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
         plugins=[AtomicCheckpointIO()],
         callbacks=callbacks,
-        **more,
+        **trainer_arguments,
     )
-    return trainer, module, data_module
+    return trainer, module, data
 
 
 def build(kind: type, settings: Namespace | None, shared: dict[str, Any]) -> Any:

@@ -49,8 +49,8 @@ def main() -> None:
         "--steps", type=int, default=20, help="training steps under each of them"
     )
     options, overrides = parser.parse_known_args()
-    name_of_config = Path([DEFAULT_FILE, *options.config][-1]).stem
-    folder = CHAPTER / "output" / "profiler" / name_of_config / "profiler_logs"
+    file = options.config[-1] if options.config else DEFAULT_FILE
+    folder = CHAPTER / "output" / "profiler" / Path(file).stem / "profiler_logs"
     for name in options.profilers:
         for old in folder.glob(f"*{name}_profiler_output*"):
             old.unlink()  # Lightning would append to it

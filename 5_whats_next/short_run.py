@@ -42,9 +42,11 @@ def read_options(
     )
     options, others = parser.parse_known_args()
     options.own_overrides = [*(f"-c={file}" for file in options.config), *others]
-    # A file as well, here its content: files count before all options. Any replaces config.yaml.
+    # jsonargparse also takes a file's content. Options beat files, so defaults have to be a file.
     defaults_file = f"-c={json.dumps(defaults)}"
-    base = [] if options.config else [f"-c={DEFAULT_FILE}"]
+    # Any file replaces config.yaml, and a run has its own: name it where neither is given.
+    is_resumed = any(word.startswith("--resume") for word in others)
+    base = [] if options.config or is_resumed else [f"-c={DEFAULT_FILE}"]
     options.overrides = [*base, defaults_file, *options.own_overrides]
     return options, parse_config(doc, options.overrides, *CLASSES)[0]
 

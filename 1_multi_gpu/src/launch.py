@@ -66,19 +66,17 @@ def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
 
     # The others may wait for this one in a collective, in which they notice no signal but SIGKILL.
     # It comes after PATIENCE seconds, when launch returns.
-    failed = [rank for rank, process in enumerate(ranks) if process.returncode]
+    first = next(rank for rank, process in enumerate(ranks) if process.returncode)
     if not is_stopping:
         end_softly(ranks)
     deadline = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in ranks):
-        if time.monotonic() > deadline:
-            break
+    while any(p.poll() is None for p in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
 
-    code = ranks[failed[0]].returncode
+    code = ranks[first].returncode
     code = 128 - code if code < 0 else code  # a negative one is that of a signal
     if not stop.number and code not in (130, 143):
-        print(f"rank {failed[0]} failed first, with exit code {code}", file=sys.stderr)
+        print(f"rank {first} failed first, with exit code {code}", file=sys.stderr)
     if stop.number:
         # Rank 0 may have a reason of its own to end, with a code of its own. But 1 may be that of a
         # rank that has lost another one, and 143 comes from the SIGTERM that was handed on.

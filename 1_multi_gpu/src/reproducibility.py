@@ -37,10 +37,10 @@ def set_seed(seed: int, deterministic: bool = True) -> None:
 
 def worker_init_fn(worker_id: int) -> None:
     """Prepare a DataLoader's worker; PyTorch calls it there, once."""
-    # Not for seeds: PyTorch has seeded random, torch and numpy.random, differently in each worker.
-    # A terminal sends Ctrl-C to all processes, a cluster SIGTERM. The training may need one more
-    # batch before it saves, so workers go on. A second SIGTERM ends a worker. After an error Python
-    # sends only one: one_line_errors kills them, so copy it as well (src/errors.py).
+    # No seeds here: PyTorch has given each worker its own.
+    # Ctrl-C and SIGTERM reach workers too, but the training may need one more batch before it
+    # saves. So they go on; a second SIGTERM ends a worker. one_line_errors (src/errors.py) kills
+    # those that are left after an error: copy it as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL)

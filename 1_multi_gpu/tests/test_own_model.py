@@ -28,6 +28,7 @@ BLOCKS = re.findall(
 (METHOD,) = [
     block for block in BLOCKS if "def train_dataloader" in block and block != MODEL
 ]
+(SAMPLER,) = [block for block in BLOCKS if "import ResumableBatches" in block]
 
 
 def run(code: str, name: str) -> ModuleType:
@@ -109,7 +110,7 @@ def test_the_sampler_lifts_out(monkeypatch, tmp_path):
 
     Broken by: first_batch = 0; no plain in parse_config, after which no resume reads max_epochs.
     """
-    method = run(textwrap.dedent(METHOD), "method").train_dataloader
+    method = run(SAMPLER + textwrap.dedent(METHOD), "method").train_dataloader
     monkeypatch.setattr(BareData, "train_dataloader", method)
     monkeypatch.setattr(lightning_train, "AutoencoderModule", Bare)
     monkeypatch.setattr(lightning_train, "FieldDataModule", BareData)

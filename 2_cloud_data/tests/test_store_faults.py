@@ -176,6 +176,14 @@ def test_a_flipped_bit_is_named(tmp_path):
             read_all(settings | {"dask": ("none", "threads")[number % 2]})
         chunk.write_bytes(whole)
 
+    # Of a whole array, here without the values. Broken by: no except in bad_chunks.
+    statistics = tmp_path / "statistics" / "1900-01_1901-04"
+    (statistics / "climatology" / "zarr.json").unlink()
+    with pytest.raises(UserError, match=r"climatology/zarr\.json is missing"):
+        CloudDataset("val", **settings)
+    add_statistics(str(tmp_path), PERIODS["train_period"])
+    CloudDataset("val", **settings)
+
     flip_a_bit(tmp_path / "salinity/c/0/0/0")
     window = [slice(0, 4), slice(0, 8), slice(30, 38)]
     bad = bad_chunks(open_store(str(tmp_path)), "salinity", window)

@@ -96,15 +96,17 @@ def parse_config(
     early.add_argument("-c", "--config", action="append", default=[])
     try:
         options, others = early.parse_known_args(arguments)
+        files = options.config
+        if not files and not options.resume:
+            files = [str(DEFAULT_FILE)]
         # Files first, wherever they stood: a later option wins over an earlier one.
-        arguments = [*(f"-c={file}" for file in options.config), *others]
+        arguments = [*(f"-c={file}" for file in files), *others]
         if options.resume:
             config = parse_resumed(parser, options.resume, arguments)
-        elif options.config:
-            config = parser.parse_args(arguments)
         else:
-            check_default_file(parser)
-            config = parser.parse_args([f"-c={DEFAULT_FILE}", *arguments])
+            if str(DEFAULT_FILE) in files:
+                check_default_file(parser)
+            config = parser.parse_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from error
 

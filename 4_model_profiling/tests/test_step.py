@@ -2,6 +2,7 @@
 
 import copy
 import json
+import subprocess
 import sys
 
 import lightning_train
@@ -15,7 +16,7 @@ from src.errors import UserError
 from src.model.compiled import compile_forward
 from src.model.lightning_module import AutoencoderModule
 from src.model.pytorch_model import MaskedAutoencoder
-from tests.runs import TWO_RANKS, call, rows, saved, start, train
+from tests.runs import TINY, TWO_RANKS, call, rows, saved, start, train
 from tests.waits import Waits
 
 OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
@@ -42,11 +43,12 @@ def test_a_step_waits_for_nothing(monkeypatch, tmp_path):
     """Between two looks; to raw PyTorch's bits. Broken by: prog_bar=True; no zero_grad."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     looks = "--trainer.log_every_n_steps=4"
-    raw = train(monkeypatch, tmp_path / "raw", looks)
+    raw = tmp_path / "raw" / "run_1"
+    command = [sys.executable, "pytorch_train.py", TINY, looks]
+    command.append(f"--trainer.output_dir={raw.parent}")
+    subprocess.run(command, cwd=CHAPTER.parent / "0_setup", check=True)
     with Waits() as waits:
-        folder = train(
-            monkeypatch, tmp_path / "lightning", looks, script=lightning_train
-        )
+        folder = train(monkeypatch, tmp_path / "lightning", looks)
     assert rows(folder) == rows(raw)
     assert waits.between_looks(4) == []
     assert len(waits.places) > 10  # it does see those at the looks

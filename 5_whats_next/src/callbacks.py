@@ -131,7 +131,7 @@ class CloudUploadCallback(Callback):
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
-            self.finish(0)
+            self.finish(0)  # ends the program
         if trainer.global_step % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
             uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
@@ -201,14 +201,14 @@ class CloudUploadCallback(Callback):
             uploader.flush(seconds)
         self.uploader = None  # a signal may end the wait, and then this begins again
         uploader.close()
-        missing = self.missing(uploader)
+        missing = self.report_uploads(uploader)
         if uploader.is_taken_over():
             # Also after a signal: with 143 a job would be queued again, and take the run back.
             print(f"cloud     {uploader.error}", flush=True)
             sys.exit(TAKEN_OVER)
         return missing
 
-    def missing(self, uploader: Uploader) -> list[str]:
+    def report_uploads(self, uploader: Uploader) -> list[str]:
         """Print what has arrived; returns the names of what should have, and has not."""
         missing = []
         # Also those that could not be enqueued, for want of room, or were set aside.

@@ -1,7 +1,6 @@
 """A folder in object storage, where each request has a limit and each file is compared."""
 
 import asyncio
-import errno
 import hashlib
 import secrets
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Any
 
 from fsspec.asyn import sync
 
+from src.data.checked_store import status
 from src.data.store import file_system
 from src.errors import UserError
 
@@ -156,8 +156,9 @@ class CloudFolder:
         try:
             self.write(name, name, only_over)
         except UserError as error:
-            # No answer, or 503 after all retries: the run would go on without conditions.
-            if getattr(error.__cause__, "errno", None) in (None, errno.EBUSY):
+            answer = status(getattr(error.__cause__, "__cause__", None))
+            # None (0), or a busy store's, which may know conditions: the run would go without.
+            if answer in (0, 429) or (answer >= 500 and answer != 501):
                 raise
             return False
         return True

@@ -64,11 +64,15 @@ def find_start(
     # Needed before the settings are read: their file may have to be downloaded into this folder.
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
-    early.add_argument("--trainer.output_dir", default="output", dest="output_dir")
+    early.add_argument("--trainer.output_dir", default="", dest="output_dir")
     options, others = early.parse_known_args(arguments)
 
     if "://" in options.resume:
-        place = place_of_address(options.resume, options.output_dir, others)
+        given, _ = parse_config(
+            description, others, *classes
+        )  # in files, or the default
+        output_dir = options.output_dir or given.trainer.output_dir
+        place = place_of_address(options.resume, output_dir, others)
     elif options.resume:
         place = Place(Path(options.resume).resolve(), arguments)
     else:

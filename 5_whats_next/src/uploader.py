@@ -24,9 +24,8 @@ class Uploader(threading.Thread):
         self.changed = threading.Condition()  # guards what follows
         self.waiting: dict[str, tuple[Path, int]] = {}  # file and step, by name
         self.uploaded: dict[str, int] = {}  # step of the newest uploaded file, by name
-        self.damaged: dict[
-            str, Path
-        ] = {}  # the newest file of a name, if it is damaged
+        # The newest file of a name, if it is damaged.
+        self.damaged: dict[str, Path] = {}
         self.is_busy = False
         self.is_closed = False
         self.error: Exception | None = None  # of the last attempt
@@ -59,22 +58,15 @@ class Uploader(threading.Thread):
                 snapshot, step = self.waiting.pop(name)
                 self.is_busy = True
             error = self.attempt(snapshot, name, step)
-            is_damaged = isinstance(error, DamagedFileError)
             with self.changed:
                 self.is_busy = False
                 self.error = error
                 with suppress(OSError):  # the log is on a full disk
                     self.notify(error)
-                if is_damaged:
-                    self.damaged[name] = snapshot
-                elif error and name not in self.waiting:
-                    # Again, unless a newer one waits.
-                    self.waiting[name] = (snapshot, step)
-                else:
-                    snapshot.unlink(missing_ok=True)
-                if not error:
-                    self.damaged.pop(name, None)
+                self.keep_or_delete(snapshot, name, step)
                 self.changed.notify_all()
+                if self.is_taken_over():
+                    return
                 if error:  # a pause, which a newer file ends
                     self.changed.wait(PAUSE)
 
@@ -86,6 +78,18 @@ class Uploader(threading.Thread):
             return error
         self.uploaded[name] = step
         return None
+
+    def keep_or_delete(self, snapshot: Path, name: str, step: int) -> None:
+        """Keep a file for another attempt, or as damaged; delete it if neither is needed."""
+        is_damaged = isinstance(self.error, DamagedFileError)
+        if (is_damaged or not self.error) and name in self.damaged:
+            self.damaged.pop(name).unlink(missing_ok=True)  # it has been replaced
+        if is_damaged:
+            self.damaged[name] = snapshot
+        elif self.error and name not in self.waiting:
+            self.waiting[name] = (snapshot, step)  # otherwise a newer one waits
+        else:
+            snapshot.unlink(missing_ok=True)
 
     def notify(self, error: Exception | None) -> None:
         """Say when uploads begin to fail, again at growing intervals, and when they work again."""
@@ -143,3 +147,4 @@ class Uploader(threading.Thread):
             original = snapshot.parents[1] / name
             if original.exists() and original.samefile(snapshot):
                 set_aside(original)  # the next start downloads it again
+            snapshot.unlink(missing_ok=True)

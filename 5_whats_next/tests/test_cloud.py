@@ -1,7 +1,7 @@
 """The copy in the cloud: what arrives is whole, faults are survived, and the run comes back."""
 
 import contextlib
-import errno
+import functools
 import itertools
 import math
 import re
@@ -15,6 +15,7 @@ import lightning_train
 import lightning_trainer
 import pytest
 import torch
+from botocore.exceptions import ClientError
 
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably, saved_step
@@ -214,20 +215,25 @@ def test_a_store_that_refuses_conditions_is_used_without(monkeypatch, folder):
 
     Broken by: has_conditions before the first write of probe has worked; no `raise` in is_written.
     """
-    answer = errno.ENOSYS
     write = folder.write
 
-    def refuse(name, text, only_over=""):
+    def refuse(code, name, text, only_over=""):
         if only_over and folder.has_conditions:
-            raise UserError("501 Not Implemented") from OSError(answer, "")
+            error = OSError()
+            answer = {"ResponseMetadata": {"HTTPStatusCode": code}}
+            error.__cause__ = ClientError(answer, "PutObject")
+            raise UserError("refused") from error
         write(name, text, only_over)
 
-    monkeypatch.setattr(folder, "write", refuse)
-    folder.probe()
-    assert not folder.has_conditions
-    answer = errno.EBUSY
-    with pytest.raises(UserError, match="501"):
-        folder.probe()
+    for code, is_refusal in ((501, True), (403, True), (500, False), (0, False)):
+        monkeypatch.setattr(folder, "write", functools.partial(refuse, code))
+        with (
+            contextlib.nullcontext()
+            if is_refusal
+            else pytest.raises(UserError, match="refused")
+        ):
+            folder.probe()
+            assert not folder.has_conditions
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):

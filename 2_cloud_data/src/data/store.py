@@ -1,11 +1,12 @@
-"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen."""
+"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen.
 
-# s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
-# s3://BUCKET/NAME       any other S3; keys, AWS_ENDPOINT_URL and AWS_REGION from the environment or
-#                        .env; or a profile, AWS_PROFILE
-# gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
-# FOLDER                 a local path
-# filecache::URL         with a copy of what was read on the local disk; also blockcache::
+s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
+s3://BUCKET/NAME       any other S3; keys, AWS_ENDPOINT_URL and AWS_REGION from the environment or
+                       .env; or a profile, AWS_PROFILE
+gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
+FOLDER                 a local path
+filecache::URL         with a copy of what was read on the local disk; also blockcache::
+"""
 
 import asyncio
 import gzip
@@ -112,7 +113,10 @@ def bad_chunks(
     store: CheckedStore, name: str, region: Sequence[slice] | None = None
 ) -> Iterator[str]:
     """The keys of an array's chunks that are missing or damaged, in their order."""
-    array = zarr.open_array(store, path=name, mode="r")
+    try:
+        array = zarr.open_array(store, path=name, mode="r")
+    except FileNotFoundError as error:
+        raise ChunkError(f"{store.url}: {name}/zarr.json is missing") from error
     region = region or [slice(0, size) for size in array.shape]
     numbers = []  # of the chunks along each axis
     for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):

@@ -41,7 +41,7 @@ BOTO_SETTINGS = {
 }
 
 
-def status(error: Exception) -> int:
+def status(error: BaseException | None) -> int:
     """The status code of an S3 server's answer; 0 for other errors."""
     answer = error.response if isinstance(error, ClientError) else {}
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

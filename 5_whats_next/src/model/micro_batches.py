@@ -1,9 +1,10 @@
-"""A batch in parts, one after the other: less memory, and the gradients of the whole batch."""
+"""A batch in parts, one after the other: less memory, and the gradients of the whole batch.
 
-# Also known as gradient accumulation. Lightning's accumulate_grad_batches takes the mean of the
-# parts' losses, in which a part with little ocean counts as much as one with a lot.
-#
-# B batch, V variables, T times, H latitudes, W longitudes.
+Also known as gradient accumulation. Lightning's accumulate_grad_batches takes the mean of the
+parts' losses, in which a part with little ocean counts as much as one with a lot.
+
+B batch, V variables, T times, H latitudes, W longitudes.
+"""
 
 from contextlib import nullcontext
 from typing import Any
@@ -48,7 +49,7 @@ def backward_each(
     """
     strategy = module.trainer.strategy
     error = torch.zeros((), device=module.device)
-    # DDP sums the gradients of the ranks in the last backward pass only.
+    # DDP averages the gradients of the ranks in the last backward pass only.
     with getattr(strategy, "block_backward_sync", nullcontext)():
         for x, index in parts:
             weights = module.loss_weights(index)
