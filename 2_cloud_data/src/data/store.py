@@ -87,9 +87,8 @@ def open_store(
         for name in ("filecache", "blockcache")
     }
     # A chain such as filecache::s3 takes options for each of its protocols.
-    by_protocol = {
-        name: known[name] for name in known if name in re.split(r"::|://", url)
-    }
+    protocols = re.split(r"::|://", url)
+    by_protocol = {name: known[name] for name in known if name in protocols}
     try:
         fs, path = fsspec.core.url_to_fs(
             url, asynchronous="::" not in url, **by_protocol

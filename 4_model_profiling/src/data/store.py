@@ -87,9 +87,8 @@ def open_store(
         for name in ("filecache", "blockcache")
     }
     # A chain such as filecache::s3 takes options for each of its protocols.
-    by_protocol = {
-        name: known[name] for name in known if name in re.split(r"::|://", url)
-    }
+    protocols = re.split(r"::|://", url)
+    by_protocol = {name: known[name] for name in known if name in protocols}
     try:
         fs, path = fsspec.core.url_to_fs(
             url, asynchronous="::" not in url, **by_protocol
@@ -117,9 +116,8 @@ def bad_chunks(
         array = zarr.open_array(store, path=name, mode="r")
     except FileNotFoundError as error:
         raise ChunkError(f"{store.url}: {name}/zarr.json is missing") from error
-    object_shape = array.chunks
+    object_shape = array.shards or array.chunks
     if array.shards:
-        object_shape = array.shards
         store.add_shards(name, array.shape, array.chunks, array.shards)
     region = region or [slice(0, size) for size in array.shape]
     starts = []  # of the chunks along each axis

@@ -101,12 +101,11 @@ def file_system(
     known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
     # 0: what is there stays for ever. The default is a week.
     cache = {"cache_storage": "output/cache", "expiry_time": 0}
-    known |= {"filecache": cache, "blockcache": cache}
-    known |= {"file": {"auto_mkdir": True}}  # a disk needs its folders made
+    # A disk needs its folders made.
+    known |= {"filecache": cache, "blockcache": cache, "file": {"auto_mkdir": True}}
     # A chain such as filecache::s3 takes options for each of its protocols.
-    by_protocol = {
-        name: known[name] for name in known if name in re.split(r"::|://", url)
-    }
+    protocols = re.split(r"::|://", url)
+    by_protocol = {name: known[name] for name in known if name in protocols}
     try:
         is_async = asynchronous and "::" not in url
         fs, path = fsspec.core.url_to_fs(url, asynchronous=is_async, **by_protocol)
@@ -134,9 +133,8 @@ def bad_chunks(
         array = zarr.open_array(store, path=name, mode="r")
     except FileNotFoundError as error:
         raise ChunkError(f"{store.url}: {name}/zarr.json is missing") from error
-    object_shape = array.chunks
+    object_shape = array.shards or array.chunks
     if array.shards:
-        object_shape = array.shards
         store.add_shards(name, array.shape, array.chunks, array.shards)
     region = region or [slice(0, size) for size in array.shape]
     starts = []  # of the chunks along each axis
