@@ -62,7 +62,7 @@ class CloudRun:
     def entries_of_objects(self) -> list[dict[str, Any]]:
         """The entries of a list that was lost, from the objects' names; none for a new run.
 
-        The embedded server has lost one, in one of 40 kills, probably while it was being replaced.
+        The embedded server once lost one in a campaign of kills, probably while it was replaced.
         The run then began again at step 0, beside its own checkpoints.
         """
         entries = []

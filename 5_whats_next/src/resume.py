@@ -68,9 +68,8 @@ def find_start(
     options, others = early.parse_known_args(arguments)
 
     if "://" in options.resume:
-        given, _ = parse_config(
-            description, others, *classes
-        )  # in files, or the default
+        # An output_dir may also stand in a file.
+        given, _ = parse_config(description, others, *classes)
         output_dir = options.output_dir or given.trainer.output_dir
         place = place_of_address(options.resume, output_dir, others)
     elif options.resume:
