@@ -83,7 +83,7 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
         await write(store, *arguments)
 
     # 43 writes; 14 and 16 are the values, and a count of what is left follows each.
-    for number in (0, 1, 2, 15, 17, *random.sample(range(3, 43), 3)):
+    for number in {0, 1, 2, 15, 17, *random.sample(range(3, 43), 3)}:
         url = str(tmp_path / str(number))
         writes_left = number
         with monkeypatch.context() as patch:
