@@ -44,7 +44,7 @@ WHOLE = {
     "its files": 58,
     "tokens that its training imports": 34_000,
     "files that its training imports": 46,
-    "tokens of tools": 10_250,
+    "tokens of tools": 10_300,
     "tokens of the tools' tests": 5_550,
     "words of the appendix": 4_150,
     "words at the root": 1_400,  # README.md and CONTRIBUTING.md

@@ -57,10 +57,17 @@ def code_lines(path: Path) -> dict[int, int]:
     """The numbers of the lines with code, and how many tokens each has."""
     ignored = docstring_lines(path)
     count: dict[int, int] = {}
+    depth = 0  # since Python 3.12 an f-string is many tokens; here it is one everywhere
     for token in tokenize.generate_tokens(io.StringIO(source(path)).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_END":
+            depth -= 1
+            continue
         line = token.start[0]
-        if token.type not in LAYOUT and line not in ignored:
+        if depth == 0 and token.type not in LAYOUT and line not in ignored:
             count[line] = count.get(line, 0) + 1
+        if kind == "FSTRING_START":
+            depth += 1
     return count
 
 
