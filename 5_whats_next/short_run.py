@@ -27,8 +27,8 @@ def read_options(
 ) -> tuple[Any, Any]:
     """A script's own options, with these defaults, and the settings of the training.
 
-    ``defaults`` are settings that the user's files and options override. The result has the user's
-    own words as ``own_overrides``, and these behind the defaults as ``overrides``.
+    ``defaults`` are settings that the user's files and options override. The options also have
+    ``own_overrides``: what the user typed; and ``overrides``: the defaults, then that.
     """
     more = "and all settings of lightning_train.py; its --help explains them"
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)

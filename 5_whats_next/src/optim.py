@@ -58,8 +58,10 @@ def make_optimizer(
             # + 1: neither the first step has the rate 0, nor two steps the highest one.
             return (step + 1) / (warmup_steps + 1)
         period, position = divmod(step - warmup_steps, period_steps)
-        if schedule in ("constant", "step"):
-            return 0.1**period if schedule == "step" else 1.0
+        if schedule == "constant":
+            return 1.0
+        if schedule == "step":
+            return 0.1**period
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         if schedule == "restarts":
             progress = position / period_steps
