@@ -12,6 +12,7 @@ from typing import get_args
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from jsonargparse import Namespace
 from short_run import (
     Recorder,
@@ -41,9 +42,7 @@ def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
 
 def smooth(losses: list[float], steps: int) -> np.ndarray:
     """The mean of the last ``steps`` losses, for each step: a single batch says little."""
-    sums = np.cumsum([0.0, *losses])
-    begin = np.maximum(0, np.arange(1, len(sums)) - steps)
-    return (sums[1:] - sums[begin]) / (np.arange(1, len(sums)) - begin)
+    return pd.Series(losses).rolling(steps, min_periods=1).mean().to_numpy()
 
 
 def steps_until_back(run: Recorder, window: int) -> list[float]:
@@ -83,7 +82,12 @@ def main() -> None:
         print(f"{name:<12}{values.mean():.4f} ± {values.std(ddof=1):.4f}   {pairs}")
     epoch = len(runs["cosine"][0].losses) / config.trainer.max_epochs
     waits = (
-        np.array([steps_until_back(run, round(epoch / 8)) for run in runs["restarts"]])
+        np.array(
+            [
+                steps_until_back(run, max(1, round(epoch / 8)))
+                for run in runs["restarts"]
+            ]
+        )
         / epoch
     )
     longest = waits.max(initial=0)
