@@ -9,14 +9,12 @@ All other settings are those of lightning_train.py. Edit `suggest` to search oth
 
 import math
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import optuna  # uv sync --group study
 import torch
-import yaml
 from lightning_train import CLASSES
 from optuna.trial import TrialState
 from short_run import (
@@ -106,15 +104,20 @@ class Pruner(Recorder):
                 raise optuna.TrialPruned
 
 
+def configure(trial: Any, overrides: list[str]) -> tuple[Any, str]:
+    """The configuration of a training with these settings and the trial's, and the same as YAML."""
+    searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
+    return parse_config(__doc__, [*overrides, *searched], *CLASSES)
+
+
 def objective(trial: Any, overrides: list[str]) -> float:
     """Train with these settings and the trial's; returns the score."""
-    searched = [f"--{key}={value}" for key, value in suggest(trial).items()]
-    config, _ = parse_config(__doc__, [*overrides, *searched], *CLASSES)
+    config, _ = configure(trial, overrides)
     return short_training(config, Pruner(trial)).score
 
 
 def report(study: Any, folder: Path, overrides: list[str]) -> None:
-    """Table, pictures, and the best settings as a configuration.
+    """Table, pictures, and these settings with the best trial's, to train with.
 
     Raises UserError if no trial is complete.
     """
@@ -130,20 +133,13 @@ def report(study: Any, folder: Path, overrides: list[str]) -> None:
     for name in ("intermediate_values", "slice"):
         getattr(optuna.visualization.matplotlib, f"plot_{name}")(study)
         plt.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
-    best: dict[str, dict[str, Any]] = {}
-    for key, value in suggest(study.best_trial).items():
-        section, name = key.split(".")
-        best.setdefault(section, {})[name] = yaml.safe_load(str(value))
-    (folder / "best.yaml").write_text(yaml.safe_dump(best))
+    _, best = configure(study.best_trial, overrides)
+    (folder / "best.yaml").write_text(best)
     where = os.path.relpath(folder)
     print(
         f"look at {where}: intermediate_values.png, slice.png, trials.csv; to train the best:"
     )
-    print(
-        "  uv run python lightning_train.py",
-        *map(shlex.quote, overrides),
-        f"-c {where}/best.yaml",
-    )
+    print(f"  uv run python lightning_train.py -c {where}/best.yaml")
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def test_defaults_lose_to_the_users_file(monkeypatch, tmp_path):
     assert type(config.data.dataset("val")).__name__ == "DummyDataset"
 
 
-# Broken by: no load_if_exists; a trial that is worse and not pruned.
+# Broken by: no load_if_exists; a trial that is worse and not pruned; a best.yaml without overrides.
 @pytest.mark.slow
 def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
@@ -72,6 +72,9 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     assert [row["state"] for row in rows] == ["COMPLETE", "COMPLETE", "PRUNED"]
     config, _ = parse_config("", [f"-c={folder}/best.yaml"], *lightning_train.CLASSES)
     assert str(config.optimizer.lr) == rows[0]["lr"]
+    # Also what the user gave, so that one file says it all.
+    assert config.data.dataset.keywords["train_stride"] == (3, 2, 20)
+    assert config.trainer.max_epochs == 1
     assert len(list(folder.glob("*.png"))) == 2
 
 
