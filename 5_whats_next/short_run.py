@@ -71,8 +71,9 @@ class Recorder(Callback):
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.seconds: list[float] = []
-        # Of the steps; from one to the next is the wait for data, too.
+        # Of the steps; from one to the next is the wait for data, too, but nothing between epochs.
         self.ends: list[float] = []
+        self.seconds_between_epochs = 0.0
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address; without the weights.
         self.weights: set[int] = set()
@@ -82,6 +83,11 @@ class Recorder(Callback):
         self.steps_per_epoch = 0
         self.checkpoint_bytes = 0
         self.checkpoint_step: int | None = None
+
+    def on_train_epoch_start(self, *_: object) -> None:
+        """Leave out what came after the last step, such as a validation."""
+        if self.ends:
+            self.seconds_between_epochs = perf_counter() - self.ends[-1]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, *_: object
@@ -112,8 +118,9 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
         """Stop the clock, and after max_steps the training."""
         wait_for_device()
-        self.ends.append(perf_counter())
-        self.seconds.append(self.ends[-1] - self.start)
+        now = perf_counter()
+        self.seconds.append(now - self.start)
+        self.ends.append(now - self.seconds_between_epochs)
         # A module that is not ours may have another name for it.
         self.losses.append(float(trainer.callback_metrics.get("train_loss", math.nan)))
         if len(self.losses) == self.max_steps:

@@ -1,6 +1,7 @@
 """The study, the preflight; and secrets, which no run may write anywhere."""
 
 import csv
+from time import perf_counter
 from unittest import mock
 
 import lightning_train
@@ -13,10 +14,12 @@ import xarray as xr
 
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
-from src.data.pytorch_dataset import OceanDataset
+from src.data.build import build
+from src.data.pytorch_dataset import OceanDataset, ocean_fields
 from src.data.s3_server import FOLDER, connect
 from src.data.windows import WindowGrid, find_period
 from src.errors import UserError, one_line_errors
+from src.model.lightning_module import AutoencoderModule
 from src.model.pytorch_model import MaskedAutoencoder
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.own_training import OwnData, OwnModule
@@ -78,15 +81,28 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     assert len(list(folder.glob("*.png"))) == 2
 
 
-# Broken by: no limit in attempt (the stall); `and` for `or` in sample.
+# Broken by: no limit of a request (the stall); `and` for `or` in sample; validations in the steps.
 def test_preflight(monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "TIMEOUT", 30)
+    # Each validation takes an hour of this clock. An epoch has four steps, two of them are tried.
+    hours = []
+    validate = AutoencoderModule.on_validation_epoch_end
+    monkeypatch.setattr(
+        AutoencoderModule,
+        "on_validation_epoch_end",
+        lambda *a: hours.append(1) or validate(*a),
+    )
+    monkeypatch.setattr(
+        short_run, "perf_counter", lambda: perf_counter() + 3600 * len(hours)
+    )
     assert call(monkeypatch, TINY, "--price_per_hour=20", script=preflight) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["ok", name] for name in preflight.CHECKS
     ]
-    monkeypatch.setattr(preflight, "TIMEOUT", 2)
+    assert len(hours) > 1
+    (step,) = (line.split()[2] for line in lines if " step " in line)
+    assert float(step) < 60
+    monkeypatch.setitem(CloudFolder.request.__kwdefaults__, "seconds", 2)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     wrong = [
         "--trainer.wandb=online",
@@ -111,6 +127,43 @@ def test_preflight(monkeypatch, capsys):
         *("precision", "batch", "sample", "shm", "step"),
         *("checkpoint", "disk", "cloud", "wandb"),
     }
+
+
+def test_preflight_of_a_short_training(monkeypatch, capsys):
+    """No price of nothing, no damaged checkpoint. Broken by: no look at the number of steps."""
+    words = [TINY, "--trainer.max_epochs=1", "--trainer.cloud_storage_path=none"]
+    assert call(monkeypatch, *words, script=preflight) == 1
+    lines = capsys.readouterr().out.splitlines()
+    failed = [line.split(maxsplit=2)[1:] for line in lines if "FAIL" in line]
+    assert failed == [
+        ["step", "a training of 4 steps; 12 are timed"],
+        ["checkpoint", "needs a check that has failed"],
+        ["disk", "needs a check that has failed"],
+    ]
+
+
+def test_preflight_counts_a_devices_own_streams(monkeypatch, tmp_path):
+    """Broken by: all streams in the memory of a rank, or in the steps of one device."""
+    period = ("2006-04", "2008-09")
+    build(f"{tmp_path}/ocean.zarr", ocean_fields(), (18, 18, 72), period)
+    stream = "--data.dataset=src.data.chunk_stream.ChunkStream"
+    trained = mock.Mock(side_effect=UserError)
+    monkeypatch.setattr(preflight, "short_training", trained)
+
+    def memory_and_settings(ranks):
+        words = [stream, f"--data.dataset.url={tmp_path}/ocean.zarr"]
+        words += [f"--data.dataset.streams={4 * ranks}"]
+        words += [f"--data.batch_size={16 * ranks}", f"--trainer.devices={ranks}"]
+        config, _ = parse_config("", words, *lightning_train.CLASSES)
+        plan = preflight.Plan(config, 0)
+        line = preflight.check_data(plan)
+        with pytest.raises(UserError):
+            preflight.check_step(plan)
+        settings = trained.call_args.args[0]
+        data = settings.data.batch_size, settings.data.dataset.keywords["streams"]
+        return line.split("up to")[1], (*data, settings.trainer.devices)
+
+    assert memory_and_settings(ranks=1) == memory_and_settings(ranks=2)
 
 
 # The frequency, the grid, and what each split has to reach.
@@ -139,9 +192,14 @@ def test_settings_reach_each_month_hour_and_row(name):
 
 
 def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
-    """Broken by: no OWN_DATA in a check; a train_loss, too."""
+    """Broken by: no OWN_DATA in a check; a train_loss, too; a data section that has to be there."""
+
+    class NoArguments(OwnData):
+        def __init__(self):
+            super().__init__()
+
     # As if lightning_train.py had other imports.
-    classes = {"AutoencoderModule": OwnModule, "FieldDataModule": OwnData}
+    classes = {"AutoencoderModule": OwnModule, "FieldDataModule": NoArguments}
     for name, own in classes.items():
         monkeypatch.setattr(lightning_train, name, own)
     for module in (lightning_train, short_run):
@@ -149,7 +207,6 @@ def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(module, "CLASSES", (*classes.values(), settings))
     (tmp_path / "own.yaml").write_text("trainer: {max_epochs: 1, accelerator: cpu}")
     settings = [f"-c={tmp_path}/own.yaml", "--trainer.wandb=online"]
-    monkeypatch.setattr(preflight, "TIMEOUT", 30)
     account = mock.Mock(**{"return_value.viewer.username": "me"})
     monkeypatch.setattr(preflight.wandb, "Api", account)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
