@@ -24,8 +24,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import DurableCheckpointIO
 from src.config import CHAPTER, TrainerSettings, choose_device
+from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
-from src.environment import load_environment
 from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
@@ -67,7 +67,7 @@ CLASSES = AutoencoderModule, FieldDataModule, LightningSettings
 
 def main() -> int:
     """Read the settings and train. Returns the exit code."""
-    load_environment()
+    configure_libraries()
     with ExitStack() as stack:
         start = find_start(__doc__, sys.argv[1:], CLASSES, stack)
         return train(start, stack)

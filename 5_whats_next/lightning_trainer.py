@@ -13,8 +13,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from src.config import CHAPTER
+from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
-from src.environment import load_environment
 from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
@@ -80,7 +80,7 @@ def check_trainer(trainer: Namespace) -> None:
 
 def main() -> None:
     """Read the command line and run the subcommand."""
-    load_environment()
+    configure_libraries()
     # A resumed run writes its config.yaml again.
     AutoencoderCLI(
         AutoencoderModule,

@@ -12,7 +12,6 @@ uv run python lightning_train.py -c config/real.yaml --trainer.run_name try --tr
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +27,9 @@ from torch.utils.data import DataLoader
 from src.callbacks import storage_path
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, choose_device
+from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
-from src.environment import load_environment
 from src.errors import UserError, one_line_errors
 from src.loader_report import memory_needed
 
@@ -248,7 +247,7 @@ def enough_room(needed: int, folder: Path) -> str:
     return text
 
 
-CHECKS: dict[str, Callable[[Plan], str]] = {
+CHECKS = {
     "device": check_device,
     "precision": check_precision,
     "batch": check_batch,
@@ -278,7 +277,7 @@ def attempt(name: str, plan: Plan) -> tuple[str, str]:
 
 def main() -> int:
     """Run the checks; returns 1 if one failed."""
-    load_environment()
+    configure_libraries()
     options, config = read_options(__doc__, {"price_per_hour": 0.0}, {})
     plan = Plan(config, options.price_per_hour)
     marks = []

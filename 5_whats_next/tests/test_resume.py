@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from src import callbacks, environment, preemption, resume
+from src import callbacks, preemption, resume
 from src.checkpoint_files import newest_intact, read_step, save_durably
 from src.cloud_run import CloudRun
 from src.data import checked_store
@@ -287,9 +287,7 @@ def test_uploads_get_what_a_signal_leaves(monkeypatch):
     assert 90 < waits[0] < 100
 
 
-# Each of them reads it: a dataset may be used without the train script.
-@pytest.mark.parametrize("module", [environment, checked_store])
-def test_env_files_of_this_project_only(monkeypatch, tmp_path, module):
+def test_env_files_of_this_project_only(monkeypatch, tmp_path):
     """Chapter before root before nothing. Broken by: find_dotenv in place of the two folders."""
     chapter = tmp_path / "above" / "root" / "chapter"
     chapter.mkdir(parents=True)
@@ -299,15 +297,11 @@ def test_env_files_of_this_project_only(monkeypatch, tmp_path, module):
     names = ("PLACE", "CHAPTER", "ROOT", "ABOVE")
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(environment, "CHAPTER", chapter)
     monkeypatch.setattr(checked_store, "__file__", f"{chapter}/src/data/store.py")
     monkeypatch.chdir(chapter)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", dict(os.environ))
-        if module is environment:
-            module.load_environment()
-        else:
-            module.configure_libraries.__wrapped__()  # once is enough, and was
+        checked_store.configure_libraries.__wrapped__()  # once is enough, and was
         read = [os.environ.get(name) for name in names]
     assert read == ["chapter", "1", "1", None]
 
