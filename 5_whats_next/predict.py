@@ -3,6 +3,7 @@
 uv run python predict.py --run output/mine                its best checkpoint, its validation period
 uv run python predict.py --run output/mine --period "[1996-01,1996-12]" --to predicted.nc
 uv run python predict.py --run output/mine --to filled.zarr --picture air_temperature --date 1996-06
+uv run python predict.py --run output/mine --url new.zarr --period "[2024-01,2024-12]"  later dates
 
 The model hides patches of the fields, as in its validation, and predicts them from the others. The
 file covers the whole grid:
@@ -28,7 +29,6 @@ import pandas as pd
 import torch
 import xarray as xr
 from jsonargparse import auto_cli
-from jsonargparse.typing import OpenUnitInterval
 from lightning_train import CLASSES, build
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from tqdm.dask import TqdmCallback
 
 from src.checkpoint_files import DurableCheckpointIO
 from src.config import HelpFormatter, choose_device, parse_config
-from src.data.store import AXES
+from src.data.store import AXES, open_fields, open_store, select
 from src.data.windows import Period, Window, WindowGrid, find_period
 from src.errors import UserError, one_line_errors
 from src.evaluation import latitude_weights, squared_error
@@ -69,6 +69,26 @@ def open_run(
     module.load_state_dict(saved["state_dict"])
     model = module.model.eval().to(choose_device("auto"))
     return dataset, model, open_dataset.keywords, saved["global_step"]
+
+
+def fields_of(dataset: Any, settings: dict[str, Any], url: str) -> xr.Dataset:
+    """The dataset's variables in another store, which may have other dates.
+
+    Raises UserError if variables, units or grid differ: the model has learned nothing about others.
+    """
+    store = open_store(url, dataset.patience, dataset.anonymous)
+    fields = select(open_fields(store), settings["variables"], url, settings["levels"])
+    if dataset.missing_chunks == "land":
+        store.allow_land(fields)
+    known = dataset.lazy_fields
+    for name in dataset.variables:
+        unit = known[name].attrs.get("units")
+        if name not in fields or fields[name].attrs.get("units") != unit:
+            raise UserError(f"--url {url}: no {name} in {unit}, as in {dataset.url}")
+    for axis in ("lat", "lon"):
+        if not fields[axis].equals(known[axis]):
+            raise UserError(f"--url {url}: another {axis} than in {dataset.url}")
+    return fields[dataset.variables]
 
 
 @torch.no_grad()
@@ -124,7 +144,7 @@ def lazy_output(
     num_steps, height, width = (fields.sizes[axis] for axis in AXES)
     if num_steps < window[0]:
         raise UserError(f"--period: {num_steps} steps; a window has {window[0]}")
-    # The weights of the validation's scores, for the whole grid as one window.
+    # latitude_weights takes a dataset: here one whose only window is the whole grid.
     whole = (1, height, width)
     one_window = SimpleNamespace(grid=WindowGrid(fields, whole, whole, slice(0, 1)))
     weights = latitude_weights(one_window, torch.tensor([0]))
@@ -164,16 +184,10 @@ def write(output: xr.Dataset, target: Path) -> None:
                 output.to_netcdf(temporary, engine="netcdf4")
             else:
                 output.to_zarr(temporary, mode="w", write_empty_chunks=True)
-        remove(target)
         temporary.rename(target)
     finally:
-        remove(temporary)
-
-
-def remove(path: Path) -> None:
-    """Delete a file or a folder, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)  # Zarr is a folder, NetCDF a file
+        temporary.unlink(missing_ok=True)
 
 
 def draw(stored: Any, filled: Any, path: Path) -> None:
@@ -202,10 +216,9 @@ def main(
     period: Period | None = None,
     to: str | None = None,
     checkpoint: Literal["best", "last"] = "best",
-    mask_ratio: OpenUnitInterval | None = None,
+    url: str | None = None,
     picture: str | None = None,
     date: str | None = None,
-    overwrite: bool = False,
 ) -> None:
     """Predict and write, print the errors, draw.
 
@@ -214,29 +227,28 @@ def main(
         period: first and last date, both inclusive; null: the run's validation period.
         to: a file .nc or a folder .zarr on this disk; null: prediction.nc in the run's folder.
         checkpoint: the one with the lowest validation loss, or the last one.
-        mask_ratio: share of the valid patches that is hidden; null: the run's.
+        url: another store with the same variables, units and grid; null: the run's. The mean and
+            the standard deviation are those of the training, from the run's store.
         picture: a variable to draw, as a PNG beside the output.
         date: of the picture; null: the first one.
-        overwrite: replace an output that is there.
     """
     folder = Path(run)
     target = Path(to or folder / "prediction.nc")
     if target.suffix not in (".nc", ".zarr") or "://" in str(to):
         raise UserError(f"--to {to}: a file .nc or a folder .zarr on this disk")
-    if target.exists() and not overwrite:
-        raise UserError(f"{target} is there; --overwrite true replaces it")
+    if target.exists():
+        raise UserError(f"{target} is there: delete it, or give another --to")
     dataset, model, settings, step = open_run(folder, checkpoint)
-    model.mask_ratio = mask_ratio or model.mask_ratio
-    fields = dataset.lazy_fields.transpose(*AXES)
-    times = fields.indexes["time"]
-    steps = find_period(times, period or settings["val_period"])
-    trained = find_period(times, settings["train_period"])
-    is_trained_on = steps.start < trained.stop and trained.start < steps.stop
-    fields = fields.isel(time=steps)
+    trained = dataset.lazy_fields.indexes["time"]
+    trained = trained[find_period(trained, settings["train_period"])]
+    fields = fields_of(dataset, settings, url) if url else dataset.lazy_fields
+    steps = find_period(fields.indexes["time"], period or settings["val_period"])
+    fields = fields.isel(time=steps).transpose(*AXES)
+    dates = fields.indexes["time"]
+    is_trained_on = dates[0] <= trained[-1] and trained[0] <= dates[-1]
     # Before hours of computing.
     if picture and picture not in fields:
         raise UserError(f"--picture {picture}: the variables are {list(fields)}")
-    dates = fields.indexes["time"]
     day = find_period(dates, (date, date)).start if date else 0
     columns = [f"rmse_{name}" for name in fields]
     metrics = pd.read_csv(folder / "metrics.csv").groupby("step").last()
@@ -244,7 +256,9 @@ def main(
 
     errors: list[Tensor] = []
     output = lazy_output(model, dataset, fields, errors)
-    output.attrs = {"source": f"{dataset.url}; {folder}, {checkpoint}, step {step}"}
+    output.attrs = {
+        "source": f"{url or dataset.url}; {folder}, {checkpoint}, step {step}"
+    }
     write(output, target)
 
     error, weight = torch.stack(errors).sum(0).numpy()

@@ -118,8 +118,34 @@ def test_the_last_window_ends_at_the_edge(run, tmp_path, capsys):
         assert output["hidden"].any(["lat", "lon"]).all()
 
 
-# Broken by: no temporary name; no `finally`; the old output removed before the new one is whole.
-def test_an_output_is_whole_or_as_it_was(run, tmp_path, monkeypatch):
+def test_another_store_has_the_trainings_mean(run, tmp_path):
+    """Broken by: its own mean; no comparison of units, or of the grid."""
+    later = fields(16, 24).isel(time=slice(30, 40))
+    later.to_netcdf(tmp_path / "b.nc")
+    url = f"{tmp_path}/later.zarr"
+    period = ("2000-02-07", "2000-02-09")
+    build_store.netcdf([f"{tmp_path}/b.nc"], ["rain", "sst"], url, period, (10, 16, 24))
+    outputs = []
+    for name, other in (("own", None), ("other", url)):
+        predict.main(str(run), to=f"{tmp_path}/{name}.nc", url=other)
+        outputs.append(xr.load_dataset(tmp_path / f"{name}.nc"))
+    xr.testing.assert_equal(*outputs)
+
+    dataset, _, settings, _ = predict.open_run(run, "best")
+    own = dataset.lazy_fields
+    celsius = {name: own[name].assign_attrs(units="C") for name in own}
+    south = own.isel(lat=slice(8, 16))
+    for others, message in (
+        (own.assign(celsius), "no rain in C"),
+        (south, "another lat"),
+    ):
+        dataset.lazy_fields = others
+        with pytest.raises(UserError, match=message):
+            predict.fields_of(dataset, settings, url)
+
+
+# Broken by: no temporary name; no `finally`; an output that is replaced.
+def test_an_output_is_whole_or_not_there(run, tmp_path, monkeypatch):
     target = tmp_path / "out.nc"
     blocks = []
 
@@ -138,12 +164,6 @@ def test_an_output_is_whole_or_as_it_was(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(predict, "predict", whole)
     predict.main(str(run), to=str(target), checkpoint="last")
-    blocks.clear()
-    monkeypatch.setattr(predict, "predict", interrupted)
-    with pytest.raises(InterruptedError):
-        predict.main(str(run), to=str(target), overwrite=True)
     assert [*tmp_path.iterdir()] == [target]
-    with xr.open_dataset(target) as output:
-        assert "last" in output.attrs["source"]
-    with pytest.raises(UserError, match=r"out.nc is there; --overwrite true"):
+    with pytest.raises(UserError, match=r"out.nc is there: delete it"):
         predict.main(str(run), to=str(target))
