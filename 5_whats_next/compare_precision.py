@@ -46,7 +46,8 @@ def print_table(
     runs: dict[str, Recorder], milliseconds: dict[str, list[float]]
 ) -> None:
     """Speed and memory; losses of the last quarter and validation, against float32."""
-    reference, tail = runs["32-true"], len(runs["32-true"].losses) // 4
+    reference = runs["32-true"]
+    tail = len(reference.losses) // 4
     last_step = max(reference.scores)  # with a validation; the same one in each
     print(
         "precision   ms/step  (low-high)   faster  MB kept    less  last losses   validation"

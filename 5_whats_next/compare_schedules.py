@@ -29,12 +29,14 @@ from src.optim import Schedule
 
 def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
     """A training for each schedule and seed."""
-    schedules, first_seed = get_args(Schedule), config.seed_everything
+    schedules = get_args(Schedule)
+    first_seed = config.seed_everything
     runs: dict[str, list[Recorder]] = {name: [] for name in schedules}
     with tqdm(total=seeds * len(schedules), desc="trainings", disable=None) as bar:
         for seed in range(first_seed, first_seed + seeds):
             for name in schedules:
-                config.seed_everything, config.optimizer.schedule = seed, name
+                config.seed_everything = seed
+                config.optimizer.schedule = name
                 runs[name].append(short_training(config, Recorder()))
                 bar.update()
     return runs
@@ -47,7 +49,8 @@ def smooth(losses: list[float], steps: int) -> np.ndarray:
 
 def steps_until_back(run: Recorder, window: int) -> list[float]:
     """For each restart, the steps until the loss is as low as before it; infinite if never."""
-    rates, losses = np.array(run.rates), smooth(run.losses, window)
+    rates = np.array(run.rates)
+    losses = smooth(run.losses, window)
     # A restart more than doubles the rate. So do the first steps of the warmup: before the peak.
     restarts = np.flatnonzero(rates[1:] > 2 * rates[:-1]) + 1
     waits = []

@@ -37,7 +37,8 @@ from src.model.pytorch_model import MaskedAutoencoder
 
 # Short trainings, the same number of samples for each; in memory, so that storage does not limit.
 SHORT = {"trainer.max_epochs": 4, "data.dataset": "OceanDataset"}
-BLOCK, HIDDEN = (6, 8, 8), 0.75  # each patch size has to divide the block
+BLOCK = (6, 8, 8)  # each patch size has to divide it
+HIDDEN = 0.75  # share of the blocks
 PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
 
 
