@@ -80,13 +80,11 @@ def fields_of(dataset: Any, settings: dict[str, Any], url: str) -> xr.Dataset:
     fields = select(open_fields(store), settings["variables"], url, settings["levels"])
     if dataset.missing_chunks == "land":
         store.allow_land(fields)
-    known = dataset.lazy_fields
-    for name in dataset.variables:
-        unit = known[name].attrs.get("units")
-        if name not in fields or fields[name].attrs.get("units") != unit:
+    for name, unit in zip(dataset.variables, dataset.units, strict=True):
+        if name not in fields or fields[name].attrs.get("units", "1") != unit:
             raise UserError(f"--url {url}: no {name} in {unit}, as in {dataset.url}")
     for axis in ("lat", "lon"):
-        if not fields[axis].equals(known[axis]):
+        if not fields[axis].equals(dataset.lazy_fields[axis]):
             raise UserError(f"--url {url}: another {axis} than in {dataset.url}")
     return fields[dataset.variables]
 
