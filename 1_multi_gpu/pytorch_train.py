@@ -24,7 +24,7 @@ from src.evaluation import evaluate
 from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import clip_gradients, make_optimizer
 from src.report import draw, report
-from src.reproducibility import set_seed
+from src.seed import set_seed
 from src.signals import StopRequest
 from src.tracking import Tracker, new_run_folder, save_settings
 from src.training_state import TrainingState

@@ -15,6 +15,7 @@ BAD_INPUT = {
     "--model.dept=3": "--model.dept",
     "--model.patch_size=[3,4,4]": "(3, 4, 4) does not divide (4, 8, 8)",
     "--model.num_heads=7": "width 16 is odd, < 6 or no multiple of 7 heads",
+    "--seed_everything=4294967296": "seed_everything",
     "--model.mask_ratio=1.7": "model.mask_ratio",
     "--model.mask_ratio=0.01": "model.mask_ratio: 0.01 hides 0 of 8",
     "--data.batch_size=35": "34 to train and 4 to validate, batch_size 35",

@@ -1,38 +1,16 @@
 """What a run needs to repeat to the bit, and to go on to the same bits after a kill.
 
-This file imports nothing of this project, so you can copy it into yours. Take chapter 3's: it knows
-ranks, and orders of your own.
+This file imports nothing of this project, so you can copy it into yours. Take chapter 3's, which
+knows the most.
 """
 
-import os
-import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
-
-
-def set_seed(seed: int, deterministic: bool = True) -> None:
-    """Seed Python, NumPy and PyTorch (all devices), and choose repeatable kernels.
-
-    Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # NumPy takes no larger one
-    torch.manual_seed(seed)
-
-    # cuDNN may time several kernels (benchmark) and take the fastest, which is another one next
-    # time. Deterministic kernels always add in the same order, and are slower.
-    torch.backends.cudnn.benchmark = not deterministic
-    torch.backends.cudnn.deterministic = deterministic
-    if deterministic:
-        # cuBLAS reads it before its first matrix product.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def worker_init_fn(worker_id: int) -> None:
