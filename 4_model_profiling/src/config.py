@@ -111,8 +111,6 @@ def parse_config(
         if options.resume:
             config = parse_resumed(parser, options.resume, arguments)
         else:
-            if str(DEFAULT_FILE) in files:
-                check_default_file(parser)
             config = parser.parse_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from error
@@ -171,15 +169,6 @@ def parse_resumed(
         if config.get(key) != saved.get(key):
             raise UserError(f"--resume: {key} differs from that of {folder}")
     return config
-
-
-def check_default_file(parser: ArgumentParser) -> None:
-    """Raise UserError if config/config.yaml does not fit, as with another model than the book's."""
-    try:
-        parser.parse_args([f"-c={DEFAULT_FILE}"])
-    except argparse.ArgumentError as error:
-        advice = "write a file for your classes, and pass it with -c"
-        raise UserError(f"config/config.yaml: {error}; {advice}") from error
 
 
 def plain(value: Any) -> Any:
