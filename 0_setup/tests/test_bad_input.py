@@ -7,6 +7,7 @@ import torch
 
 from src.config import CHAPTER, choose_device
 from src.errors import UserError, one_line_errors
+from src.tracking import new_run_folder
 from tests.runs import TINY, call, rows, saved, train
 
 CLOSE = "--data.dataset=OceanDataset --data.dataset.val_period=[2009-04,2010-03]"
@@ -39,6 +40,13 @@ def test_bad_input(monkeypatch, tmp_path, arguments):
     assert BAD_INPUT[arguments] in caught.value.code
     assert "\n" not in caught.value.code
     assert not (tmp_path / "output").exists()
+
+
+def test_a_link_to_nowhere_is_no_folder_for_runs(tmp_path):
+    """Broken by: parents=True in the loop of new_run_folder (it hangs)."""
+    (tmp_path / "output").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileExistsError):
+        new_run_folder(tmp_path / "output")
 
 
 def test_a_card_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path, capsys):

@@ -15,12 +15,14 @@ WandbMode = Literal["offline", "online", "disabled"]
 
 def new_run_folder(output_dir: Path) -> Path:
     """Create ``output_dir/run_N`` with the next free number; two runs never share a folder."""
+    # Not inside the loop, which takes an error for a number that is in use.
+    output_dir.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         folder = output_dir / f"run_{number}"
         # mkdir instead of a look first: another run may start at the same moment.
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             (folder / "checkpoints").mkdir()
             return folder
         number += 1
