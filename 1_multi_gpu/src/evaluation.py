@@ -50,11 +50,6 @@ def squared_error(guess: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
     return torch.stack([error.double().square().sum(axes), scored.double().sum(axes)])
 
 
-def scored_values(dataset: FieldDataset) -> str:
-    """Which values a score counts; on a globe, chapter 2 weights them."""
-    return "hidden values only"
-
-
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
     """Validation loss (normalised), and each variable's RMSE in its units.
 

@@ -80,14 +80,6 @@ def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
     return weights[rows][:, None, None, :, None]
 
 
-def scored_values(dataset: FieldDataset) -> str:
-    """Which values a score counts, and with which weights."""
-    note = "hidden values only"
-    if latitude_weights(dataset, torch.tensor([0])).ndim > 0:
-        note += ", weighted by cos(latitude)"
-    return note
-
-
 def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
     """Validation loss (normalised), and each variable's RMSE in its units.
 

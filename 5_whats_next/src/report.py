@@ -4,11 +4,12 @@ import json
 import os
 import random
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from src.data.pytorch_dataset import FieldDataset
-from src.evaluation import evaluate, evaluate_baselines, scored_values
+from src.evaluation import evaluate, evaluate_baselines, latitude_weights
 from src.tracking import Tracker
 
 # So that the report ends within minutes, however large the data are.
@@ -28,7 +29,9 @@ def report(
     scores = {"masked autoencoder": evaluate(model, loader)}
     scores |= evaluate_baselines(model, loader)
 
-    note = scored_values(dataset)
+    note = "hidden values only"
+    if latitude_weights(dataset, torch.tensor([0])).ndim > 0:
+        note += ", weighted by cos(latitude)"
     if len(samples) < len(dataset):
         note += f", {len(samples)} of {len(dataset)} windows"
     for variable, unit in zip(dataset.variables, dataset.units, strict=True):
