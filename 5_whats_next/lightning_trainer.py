@@ -76,6 +76,14 @@ def check_trainer(trainer: Namespace) -> None:
     strategy = trainer.strategy
     if isinstance(strategy, str) and not strategy.startswith(("auto", "ddp")):
         raise UserError(f"trainer.strategy: our module works with ddp, not {strategy}")
+    if trainer.max_steps != -1 or (trainer.max_epochs or 0) < 1:
+        raise UserError(
+            "trainer: the schedule counts max_epochs; StopAndSave has max_steps"
+        )
+    # The checkpoint of an epoch's last step comes after its validation (StopAndSave).
+    interval = trainer.val_check_interval
+    if trainer.check_val_every_n_epoch != 1 or interval not in (None, 1.0):
+        raise UserError("trainer: validate at the end of each epoch, which also saves")
 
 
 def main() -> None:

@@ -38,9 +38,14 @@ def test_the_command_line_refuses(monkeypatch, tmp_path):
         "precision=16-mixed",
         "gradient_clip_algorithm=value",
         "strategy=fsdp",
+        "max_steps=6",
+        "max_epochs=-1",
+        "check_val_every_n_epoch=4",
+        "val_check_interval=3",
     ):
         with pytest.raises(
-            UserError, match=r"step per batch|chapter 5|by the norm|works with ddp"
+            UserError,
+            match=r"step per batch|chapter 5|by the norm|with ddp|max_steps|each epoch",
         ):
             call(monkeypatch, "fit", f"--trainer.{setting}", script=lightning_trainer)
 

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import SaveConfigCallback
 
 from src.distributed import max_over_ranks
 from src.errors import UserError
@@ -100,8 +101,12 @@ class StopAndSave(Callback):
         # Not with trainer.should_stop, which validates first, and ends like a complete training.
         if trainer.is_global_zero:
             folder = os.path.relpath(trainer.default_root_dir)
+            advice = f"--resume {folder}"
+            if any(isinstance(c, SaveConfigCallback) for c in trainer.callbacks):
+                # LightningCLI has no --resume.
+                advice = f"fit -c {folder}/config.yaml --ckpt_path {folder}/checkpoints/last.ckpt"
             # A signal may come while rank 0 begins its report, in front of the first step.
             saved = trainer.global_step > 0
-            advice = f"go on with --resume {folder}" if saved else "nothing to save"
+            advice = f"go on with {advice}" if saved else "nothing to save"
             print(f"stopped after step {trainer.global_step}; {advice}")
         sys.exit(128 + self.number if self.number else 0)
