@@ -124,7 +124,7 @@ class Training:
             config,
             Path(self.folder.name),
             [
-                StepReport(wandb="disabled"),
+                StepReport(wandb="disabled", picture_every_n_epochs=0),
                 StopWithoutSaving(),
                 LoaderReport(),
                 *(callbacks or []),

@@ -70,11 +70,12 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
 
 
 def test_formulas_agree_with_the_counter(monkeypatch, capsys):
-    """FLOPs within 1 %. Broken by: 3 for 3.5 in block_flops."""
+    """FLOPs within 1 %, and nothing is drawn. Broken by: 3 for 3.5 in block_flops; pictures."""
+    monkeypatch.setattr("src.report_callback.draw", None)
     speeds = 1e11, 1e10  # measuring them takes seconds
     monkeypatch.setattr(count_step, "machine_speed", lambda *_: speeds)
     words = ["--model.decoder_depth=1", "--model.num_heads=2", "--data.batch_size=4"]
-    words += ["--data.dataset=DummyDataset", "--data.dataset.num_samples=64"]
+    words += ["--data.dataset=DummyDataset", "--data.dataset.num_samples=24"]
     words += ["--trainer.accelerator=cpu", "--steps=6"]
     call(monkeypatch, *words, script=count_step)
     lines = capsys.readouterr().out.splitlines()
