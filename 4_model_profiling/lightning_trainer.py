@@ -8,6 +8,7 @@ uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/bes
 import sys
 from pathlib import Path
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -92,6 +93,8 @@ def check_trainer(trainer: Namespace) -> None:
 
 def main() -> None:
     """Read the command line and run the subcommand."""
+    # As in lightning_train.py.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # A resumed run writes its config.yaml again.
     AutoencoderCLI(
         AutoencoderModule,

@@ -139,12 +139,10 @@ class AutoencoderModule(L.LightningModule):
     def check_finite(self) -> None:
         """Wait for the device. Raises UserError, on all ranks alike, for a non-finite gradient."""
         if self.bad_step:
-            checkpoint = Path(self.trainer.default_root_dir, "checkpoints", "last.ckpt")
-            last = checkpoint if checkpoint.exists() else "none yet"
-            text = (
+            raise UserError(
                 f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
+                " checkpoints are from before it"
             )
-            raise UserError(f"{text} the last good checkpoint: {last}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Never save weights after a bad step. Their scores are not logged either."""

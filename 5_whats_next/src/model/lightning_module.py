@@ -139,12 +139,10 @@ class AutoencoderModule(L.LightningModule):
     def check_finite(self) -> None:
         """Wait for the device. Raises UserError, on all ranks alike, for a non-finite gradient."""
         if self.bad_step:
-            checkpoint = Path(self.trainer.default_root_dir, "checkpoints", "last.ckpt")
-            last = checkpoint if checkpoint.exists() else "none yet"
-            text = (
+            raise UserError(
                 f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
+                " checkpoints are from before it"
             )
-            raise UserError(f"{text} the last good checkpoint: {last}")
         # In 16-mixed the scaler skips a step that overflows, and halves its scale. A scale below 1
         # means that every step overflows: the run would end without an error, untrained.
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
