@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from instruments import Training, make_parser
+from instruments import DTYPES, Training, make_parser
 from lightning.pytorch.callbacks import Callback
 from timing_benchmark import milliseconds
 from torch import Tensor
@@ -24,13 +24,6 @@ from src.errors import UserError, one_line_errors
 from src.model.lightning_module import AutoencoderModule
 from src.model.pytorch_model import MaskedAutoencoder
 from src.step_timer import WARMUP, StepTimer
-
-# Of the matrix product: what the step computes in.
-DTYPES = {
-    "32-true": torch.float32,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
 
 
 class CountStep(Callback):

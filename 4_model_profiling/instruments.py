@@ -31,7 +31,12 @@ from src.loader_report import LoaderReport
 from src.report_callback import Report
 from src.stop_and_save import StopAndSave
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+# What the matrix products of a step compute in, for each --precision.
+DTYPES = {
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+}
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -55,7 +60,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision",
         default="32-true",
-        choices=PRECISIONS,
+        choices=list(DTYPES),
         help="numbers that a step computes in; default 32-true",
     )
     return parser
