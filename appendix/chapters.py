@@ -35,7 +35,7 @@ LIMITS = {
     "1_multi_gpu": (6_700, 4_350, 2_800),
     "2_cloud_data": (12_100, 9_050, 3_000),
     "3_data_pipeline": (10_100, 4_750, 3_100),
-    "4_model_profiling": (7_100, 2_950, 3_100),
+    "4_model_profiling": (6_850, 2_950, 2_850),
     "5_whats_next": (14_950, 13_150, 3_850),
 }
 CHAPTERS = list(LIMITS)

@@ -73,11 +73,11 @@ def test_a_step_waits_for_nothing_on_a_gpu(monkeypatch, tmp_path):
 
 def test_the_command_line_does_not_fill_memory_either(monkeypatch):
     """Broken by: no fill_uninitialized_memory in lightning_trainer.main."""
-    deterministic = torch.utils.deterministic
-    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", True)
+    setting = "torch.utils.deterministic.fill_uninitialized_memory"
+    monkeypatch.setattr(setting, True)
     with pytest.raises(SystemExit, match="0"):
         call(monkeypatch, "--help", script=lightning_trainer)
-    assert not deterministic.fill_uninitialized_memory
+    assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
 @pytest.mark.parametrize("every", [1, 0])

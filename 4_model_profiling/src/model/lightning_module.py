@@ -85,7 +85,8 @@ class AutoencoderModule(L.LightningModule):
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
         epoch = self.current_epoch
-        # Here, because Lightning's own would erase the gradients of the first parts.
+        # Lightning would clear the gradients after this method, and with them those of the first
+        # micro-batches. So clear them here; optimizer_zero_grad does nothing.
         self.trainer.optimizers[0].zero_grad()
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
         # rank may have much land.
