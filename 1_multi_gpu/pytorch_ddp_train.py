@@ -167,8 +167,9 @@ def train(
                     tracker.log(state.step, epoch, row)
                 bar.set_postfix(row)
 
-            # Validate at the end of an epoch. best.pt comes before last.pt: after a crash between
-            # the two, or during the validation, the steps since the last checkpoint come again.
+            # Validate at the end of an epoch. best.pt is written before last.pt: after a crash
+            # between the two, the resumed run repeats the last steps and writes best.pt again. In
+            # the other order it would be lost.
             is_epoch_end = state.step % loaders.steps_per_epoch == 0
             if is_epoch_end:
                 sums = sum_over_ranks(error_sums(state.model, val_loader))
@@ -181,7 +182,7 @@ def train(
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
 
-            # Save. Not step >= max_steps: a resumed run reads the same max_steps, and goes past it.
+            # Save. == and not >=: config.yaml keeps max_steps, and a resumed run has to go past it.
             # One rank alone may have got a signal. All stop by the answer, which is the same on all
             # of them: a signal during the exchange counts after the next step.
             number = max_over_ranks(stop.number)

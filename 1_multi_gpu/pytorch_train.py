@@ -137,8 +137,9 @@ def train(
                 tracker.log(state.step, epoch, row)
                 bar.set_postfix(row)
 
-            # Validate at the end of an epoch. best.pt comes before last.pt: after a crash between
-            # the two, or during the validation, the steps since the last checkpoint come again.
+            # Validate at the end of an epoch. best.pt is written before last.pt: after a crash
+            # between the two, the resumed run repeats the last steps and writes best.pt again. In
+            # the other order it would be lost.
             is_epoch_end = state.step % loaders.steps_per_epoch == 0
             if is_epoch_end:
                 scores = evaluate(state.model, val_loader)
@@ -149,7 +150,7 @@ def train(
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
 
-            # Save. Not step >= max_steps: a resumed run reads the same max_steps, and goes past it.
+            # Save. == and not >=: config.yaml keeps max_steps, and a resumed run has to go past it.
             is_stopping = stop.number > 0 or state.step == settings.max_steps
             if is_epoch_end or is_stopping or state.step % checkpoint_every == 0:
                 state.save(checkpoints / "last.pt")

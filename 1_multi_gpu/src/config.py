@@ -119,7 +119,8 @@ def parse_config(
     config.pop("resume")
     resolved = parser.dump(config, skip_unset=False)
     config.resume = options.resume
-    # Makes the dataset's factory. The sections stay settings: the train script passes them on.
+    # Turns data.dataset's class_path and init_args into a function of the split.
+    # instantiate_groups=False leaves each section as arguments: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)
     for key, value in list(config.items()):
         config[key] = plain(value)

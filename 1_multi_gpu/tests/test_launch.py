@@ -28,7 +28,7 @@ OWN_CODE = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))"
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_rank_that_fails_ends_the_others(tmp_path, failure):
-    """Broken by: no break after the deadline; no kill in launch (it hangs)."""
+    """Broken by: no deadline in wait_for_all, no kill in launch (it hangs)."""
     process = start(tmp_path, command=["-c", PROGRAM.replace("RANK_0", failure)])
     output = finish(process, FAILURES[failure])
     assert ("rank 0 failed first" in output) == (failure != "sys.exit(143)")

@@ -30,9 +30,9 @@ def one_line_errors() -> Iterator[None]:
         one_line = " ".join(message.split())
         sys.exit(f"error: {one_line}")
     finally:
-        # After an error a loader is still in use, so its workers do not end by themselves. Python
-        # sends them one SIGTERM, which they ignore (worker_init_fn), and would wait for ever.
-        # PyTorch's handler raises an error when one of them is killed: a traceback after all.
+        # After an error the loader is still in use, so nobody has told its workers to end. At exit
+        # Python would send them SIGTERM, which they ignore (worker_init_fn), and wait for ever. So
+        # kill them. SIG_DFL first: PyTorch's handler would turn a killed worker into a traceback.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for worker in multiprocessing.active_children():
             worker.kill()

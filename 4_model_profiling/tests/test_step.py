@@ -89,7 +89,7 @@ def test_nothing_broken_is_saved(monkeypatch, tmp_path, every):
         train(monkeypatch, tmp_path, *settings, looks, script=lightning_train)
     assert not any("nan" in row.values() for row in rows(tmp_path / "run_1"))
     if every:
-        weights = saved(tmp_path / "run_1", "last.ckpt")["state_dict"].values()
+        weights = saved(tmp_path / "run_1")["state_dict"].values()
         assert all(weight.isfinite().all() for weight in weights)
 
 
@@ -120,7 +120,7 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
     torch.testing.assert_close(
         curve(tmp_path / "run_1"), whole[2:30:3], rtol=1e-5, atol=0
     )
-    assert saved(tmp_path / "run_1", "last.ckpt")["global_step"] == 30
+    assert saved(tmp_path / "run_1")["global_step"] == 30
 
 
 @pytest.mark.slow

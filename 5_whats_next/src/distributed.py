@@ -115,8 +115,8 @@ class RankLoaders(Loaders):
 
     def val_loader(self) -> DataLoader:
         """Each validation sample on one rank, none twice."""
-        # The first ranks may have one batch more. That is allowed, because a validation step waits
-        # for no other rank; only in the first one DDP sends rank 0's buffers to all.
+        # The first ranks may have one batch more. No rank waits for another in a validation step,
+        # except in the first one, where DDP sends rank 0's buffers; and each rank has a first one.
         samples = range(self.rank, len(self.val_set), self.world_size)
         size = 2 * self.batch_size // self.world_size
         return DataLoader(

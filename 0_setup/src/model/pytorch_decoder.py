@@ -41,7 +41,8 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
         """From the visible ``tokens`` (B, K, D) to predicted values (B, N, P) of all patches."""
-        # A slot that only pads may hold a hidden patch: without this, its values would leak.
+        # A slot that shows a patch keeps its token. One that only pads may hold a hidden patch: it
+        # gets the mask token, or the patch's values would leak.
         visible = torch.where(
             mask.slot_is_visible[..., None], self.embed(tokens), self.mask_token
         )

@@ -18,7 +18,8 @@ class Loaders:
     Args:
         dataset: OceanDataset, DummyDataset, CIFAR10Dataset, or the import path of your own.
         batch_size: samples in one optimiser step.
-        num_workers: processes that load data for each training process; 0 loads in it.
+        num_workers: processes that load batches, for each training process; with 0 it loads them
+            itself.
         seed: seed of the order of the samples.
 
     Raises:

@@ -34,7 +34,7 @@ class Mask(NamedTuple):
 def random_keys(seed: int, epoch: int, index: Tensor, num_tokens: int) -> Tensor:
     """Distinct int64 sort keys (B, N) for the samples ``index`` (B,)."""
     token = torch.arange(num_tokens, device=index.device)
-    # Not torch.tensor(seed), which copies the number to a GPU and waits until it is there.
+    # torch.full makes the number on the device. torch.tensor(seed) would copy it there, and wait.
     run_hash = hash32(hash32(torch.full((), seed, device=index.device)) + epoch)
     sample_hash = hash32(run_hash + index)
     key = hash32(sample_hash[:, None] + token)
@@ -62,8 +62,9 @@ def random_mask(
     # How many of n valid patches stay visible, for every n: rounded once, for all devices alike.
     visible_count = [n - round(mask_ratio * n) for n in range(num_tokens + 1)]
     num_valid = valid.sum(dim=1)
-    # An ordinary copy to a GPU waits until it is done. Apple's must: the memory of a tensor that is
-    # gone by then may be used again (https://github.com/pytorch/pytorch/issues/83015).
+    # A plain copy to a GPU makes Python wait; non_blocking does not. On Apple's GPUs it must wait:
+    # the source may be freed, and overwritten, before it is copied
+    # (https://github.com/pytorch/pytorch/issues/83015).
     device = valid.device
     counts = torch.tensor(visible_count).to(device, non_blocking=device.type == "cuda")
     num_visible = counts[num_valid]

@@ -37,8 +37,9 @@ class Encoder(nn.Module):
         ids = mask.ids_keep[..., None].expand(-1, -1, patches.shape[-1])
         x = self.embed(patches.gather(1, ids)) + self.positions[mask.ids_keep]
 
-        # A sample with hardly any water has no visible patch. Attention over nothing can be NaN, so
-        # it may look at its first slot. The decoder throws away what comes of it.
+        # Nobody looks at a slot that only pads. But a sample with hardly any water has no other
+        # slots, and attention over nothing can be NaN. So all may look at the first slot; the
+        # decoder throws away what a padding slot gives.
         attend = mask.slot_is_visible.clone()
         attend[:, 0] = True
         for block in self.blocks:

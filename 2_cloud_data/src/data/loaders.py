@@ -44,7 +44,8 @@ class Loaders:
     Args:
         dataset: CloudDataset, OceanDataset, DummyDataset, CIFAR10Dataset, or the path of your own.
         batch_size: samples in one optimiser step.
-        num_workers: processes that load data for each training process; 0 loads in it.
+        num_workers: processes that load batches, for each training process; with 0 it loads them
+            itself.
         prefetch_factor: batches that each worker loads ahead.
         multiprocessing_context: how workers start; not by fork, which hangs once a store is open.
         seed: seed of the order of the samples.
