@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Tokens of code, tokens of tests, words.
 LIMITS = {
     "0_setup": (11_250, 5_250, 2_550),
-    "1_multi_gpu": (6_700, 4_350, 2_800),
+    "1_multi_gpu": (6_700, 4_350, 2_750),
     "2_cloud_data": (12_100, 9_050, 3_000),
     "3_data_pipeline": (10_100, 4_750, 3_100),
     "4_model_profiling": (6_850, 2_950, 2_850),
