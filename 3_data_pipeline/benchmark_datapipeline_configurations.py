@@ -22,63 +22,57 @@ from typing import Any
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 from slow_network import slow_network
-from torch.utils.data import DataLoader
 from tqdm import tqdm
-from utils import Timed, collate, memory, read_configurations
+from utils import memory, read_configurations
 
 from src.config import CHAPTER, HelpFormatter
 from src.data.loaders import Loaders
-from src.data.look_ahead import LookAhead
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError, one_line_errors
-from src.reproducibility import ResumableBatches
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """Serve batches to a training step that takes ``train_step_time`` seconds.
 
-    Returns the seconds until the first batch, the opening of the store included, and five time
-    stamps for each batch: loading starts, loading ends, the training asks for it, gets it, is done
-    with it.
+    Returns the seconds until the first batch, the opening of the store included, and three time
+    stamps for each batch: the training asks for it, gets it, is done with it.
     """
     opened = time.perf_counter()
     kind = pkgutil.resolve_name(settings["dataset"])
     dataset = kind("train", **settings["dataset_args"])
-    workers = settings["num_workers"]
-    # For its order and options only; nothing is validated, so one dataset serves as both splits.
-    loaders = Loaders(lambda split: dataset, settings["batch_size"], workers)
-    batches: Any = ResumableBatches(**loaders.batch_arguments(lambda: 0))
-    timed = Timed(dataset, settings.get("dask_threads"))
-    if hasattr(dataset, "prefetch") and not workers:
-        batches = LookAhead(batches, timed)
-    options = loaders.options() | {"pin_memory": settings["pin_memory"]}
-    if workers:
-        options["prefetch_factor"] = settings["prefetch_factor"]
-        options["persistent_workers"] = settings["persistent_workers"]
-    loader = DataLoader(timed, batch_sampler=batches, collate_fn=collate, **options)
+    loaders = Loaders(
+        lambda split: dataset,  # nothing is validated
+        settings["batch_size"],
+        settings["num_workers"],
+        settings["prefetch_factor"],
+    )
 
     steps: list[list[float]] = []
     asked = time.perf_counter()
-    for start, end, _ in loader:
+    for _ in loaders.train_loader(lambda: 0):
         got = time.perf_counter()
         # A GPU computes, and this process is free.
         time.sleep(settings["train_step_time"])
         done = time.perf_counter()
-        steps.append([start, end, asked, got, done])
+        steps.append([asked, got, done])
         asked = done
         if len(steps) == settings["warmup"] + settings["batches"]:
             break
-    first_got = steps[0][3]
-    return {"first_batch": first_got - opened, "steps": steps}
+    if len(steps) <= settings["warmup"]:
+        raise UserError(
+            f"an epoch has {len(steps)} batches, warmup {settings['warmup']}"
+        )
+    first_batch = steps[0][1] - opened
+    return {"first_batch": first_batch, "steps": steps}
 
 
 def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
     """Samples per second, and the part of the time in which the training was busy."""
     # The end of the last warm-up batch starts the clock.
     steps = result["steps"][settings["warmup"] - 1 :]
-    seconds = steps[-1][4] - steps[0][4]
+    seconds = steps[-1][2] - steps[0][2]
     waited = 0.0
-    for _, _, asked, got, _ in steps[1:]:
+    for asked, got, _ in steps[1:]:
         waited += got - asked
     speed = (len(steps) - 1) * settings["batch_size"] / seconds
     return {"samples_per_second": speed, "busy": 1 - waited / seconds}
@@ -87,6 +81,8 @@ def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, flo
 def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure in a new process, where nothing is left of the configuration before."""
     network = slow_network(settings["delay"]) if settings["delay"] else nullcontext()
+    # How many threads dask takes, in the new process and in its workers.
+    os.environ["DASK_NUM_WORKERS"] = str(settings.get("dask_threads"))
     spawn = multiprocessing.get_context("spawn")
     with network, ProcessPoolExecutor(1, spawn) as process:
         pid = process.submit(os.getpid).result()
@@ -115,16 +111,19 @@ def main(
         connect()  # here, so that the server's memory is not that of a configuration
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     log.parent.mkdir(exist_ok=True)
-    if fresh:
-        log.unlink(missing_ok=True)
-    rows = read_log(log, configurations)
-    finished = {(row["name"], row["turn"]) for row in rows}
+    log.touch()
+    # Turns of other settings, or of another machine, which is a setting, do not count.
+    rows = {}
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        if not fresh and row["settings"] == configurations.get(row["name"]):
+            rows[row["name"], row["turn"]] = row
 
     # In turns, so that a busy machine slows all of them.
     turns = []
     for number in range(repeats):
         for name in configurations:
-            if (name, number) not in finished:
+            if (name, number) not in rows:
                 turns.append((name, number))
     for name, number in tqdm(turns, unit="turn", disable=None):
         row = {"name": name, "turn": number, "settings": configurations[name]}
@@ -133,33 +132,14 @@ def main(
         except Exception as error:  # the others can still be measured
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        rows.append(row)
+        rows[name, number] = row
         # In one write, because a run may be interrupted here.
         with log.open("ab", buffering=0) as lines:
             lines.write(f"{json.dumps(row)}\n".encode())
-    if not any(row["name"] in configurations for row in rows):
+    if not rows:
         raise UserError(f"{file}: none of its configurations could be measured")
-    show(list(configurations), rows)
+    show(list(configurations), list(rows.values()))
     print(f"all turns: {log.relative_to(CHAPTER)}; plot_benchmark_runs.py draws them")
-
-
-def read_log(log: Path, configurations: dict[str, dict[str, Any]]) -> list[dict]:
-    """The turns that were measured before, without those whose settings have changed.
-
-    Another machine is another setting. A configuration that is no longer in the file, commented
-    out perhaps, keeps its turns.
-    """
-    rows = []
-    if log.exists():
-        for line in log.read_text().splitlines():
-            row = json.loads(line)
-            if configurations.get(row["name"], row["settings"]) == row["settings"]:
-                rows.append(row)
-    # The log, too, because the pictures are drawn from it.
-    new = log.with_suffix(".new")
-    new.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    new.replace(log)
-    return rows
 
 
 def show(names: list[str], rows: list[dict[str, Any]]) -> None:

@@ -1,5 +1,5 @@
-"""Build Zarr stores to train from, on S3 or on a disk; a build that was stopped goes on,
-and a packed copy begins again.
+"""Build Zarr stores to train from, on S3 or on a disk. A build that was stopped goes on; pack
+begins again.
 
 uv run python build_store.py ocean                                   the store of the default run
 uv run python build_store.py netcdf --files "[a.nc,b.nc]" ...        files, one after the other
@@ -24,7 +24,7 @@ import zarr
 from distributed import Client
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
-from tqdm.dask import TqdmCallback
+from tqdm import tqdm
 
 from src.config import HelpFormatter
 from src.data.build import (
@@ -182,25 +182,38 @@ def pack(
     # Whatever the store's order: FastDataset takes windows of a copy in this one.
     packed = packed.transpose("variable", *AXES).astype("float32")
     chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
-    chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
-    copy = packed.chunk(chunk_of_axis).to_dataset()
-    about: dict[str, Any] = {"chunk": chunk, "levels": levels}
-    about |= {"missing_chunks": missing_chunks}
-    about |= {"variables": list(fields), "grid": grid_of(fields)}
-    copy = copy.drop_encoding().assign_attrs(about)
+    about = {
+        "chunk": chunk,
+        "levels": levels,
+        "missing_chunks": missing_chunks,
+        "variables": list(fields),
+        "grid": grid_of(fields),
+    }
+    copy = packed.to_dataset().drop_encoding().assign_attrs(about)
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
     store = open_store(f"{url}/packed", read_only=False)
-    with TqdmCallback(desc=f"{url}/packed", unit="task", disable=None):
-        copy.to_zarr(
-            store,
-            mode="w",
-            encoding=encoding,
-            zarr_format=3,
-            write_empty_chunks=True,
-            consolidated=False,
+    # safe_chunks: here only descriptions and axes are written.
+    copy.to_zarr(
+        store,
+        mode="w",
+        compute=False,
+        encoding=encoding,
+        zarr_format=3,
+        consolidated=False,
+        safe_chunks=False,
+    )
+    # Some steps at a time: dask's tasks for all of a large store would take gigabytes. Whole chunks
+    # of both, so that none is read or written twice.
+    steps = math.lcm(packed.chunksizes["time"][0], chunks[1])
+    chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
+    for first in tqdm(range(0, packed.sizes["time"], steps), url, disable=None):
+        region = {"time": slice(first, first + steps)}
+        values = copy.drop_vars(AXES).isel(region).chunk(chunk_of_axis)
+        values.to_zarr(
+            store, region=region, write_empty_chunks=True, consolidated=False
         )
-    # At last: without them, nobody takes the copy for finished. to_zarr would write them first.
+    # At last: without them, nobody takes the copy for finished.
     zarr.consolidate_metadata(store)
 
 
@@ -227,13 +240,15 @@ def check(url: str, repair: bool = False) -> None:
 
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
-    attributes = zarr.open_group(open_store(url), mode="r").attrs
-    command: Any = attributes.get("command")
-    if not command:
-        raise UserError(f"{url}: run the command that has built it, after deleting it")
-    note_damaged_regions(url, bad)
-    arguments = {key: value for key, value in command.items() if key != "command"}
-    COMMANDS[command["command"]](url=url, **arguments)
+    if not all(key.startswith(("packed", "statistics")) for key in bad):
+        attributes = zarr.open_group(open_store(url), mode="r").attrs
+        command: Any = attributes.get("command")
+        if not command:
+            text = "run the command that has built it, after deleting it"
+            raise UserError(f"{url}: {text}")
+        note_damaged_regions(url, bad)
+        arguments = {key: value for key, value in command.items() if key != "command"}
+        COMMANDS[command["command"]](url=url, **arguments)
     mend_statistics(url, bad)
     if any(key.startswith("packed") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")

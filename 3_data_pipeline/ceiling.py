@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorstore as ts
+import yaml
 import zarr
 from dask.system import CPU_COUNT  # those that this process may use
 from jsonargparse import auto_cli
@@ -23,13 +24,12 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from slow_network import slow_network
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from utils import read_defaults
 
 from src.config import HelpFormatter
 from src.data.fast_dataset import FastDataset
 from src.data.loaders import epoch_order
 from src.data.look_ahead import LookAhead
-from src.data.store import open_store
+from src.data.store import AXES, open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.errors import UserError, one_line_errors
 
@@ -46,12 +46,19 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
     """The names of the distinct objects that a batch needs."""
     names = set()
     for index in indices:
-        parts = dataset.stored_parts(index)
-        if dataset.packed:
-            variables = slice(0, sum(dataset.layers.values()))
-            parts = [("packed/fields", [variables, *dataset.grid.slices(index)])]
-        for name, region in parts:
-            names |= keys(stored_array(dataset.url, dataset.anonymous, name), region)
+        region = dict(zip(AXES, dataset.grid.slices(index), strict=True))
+        for encoding in dataset.encodings:
+            level = encoding["level"] or 0
+            region["level"] = slice(level, level + 1)
+            array = stored_array(dataset.url, dataset.anonymous, encoding["array"])
+            numbers = []
+            axes = zip(encoding["axes"], array.shape, array.chunks, strict=True)
+            for axis, size, chunk in axes:
+                places = range(region[axis].start, region[axis].stop)
+                # Modulo, because a window may go on beyond the edge of the grid.
+                numbers.append({place % size // chunk for place in places})
+            for number in itertools.product(*numbers):
+                names.add(f"{array.path}/{array.metadata.encode_chunk_key(number)}")
     return names
 
 
@@ -59,22 +66,6 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
 def stored_array(url: str, anonymous: bool, name: str) -> zarr.Array:
     """An array as zarr opens it: it knows how its objects are called."""
     return zarr.open_array(open_store(url, anonymous=anonymous), path=name, mode="r")
-
-
-def keys(array: zarr.Array, region: list[slice]) -> set[str]:
-    """The names of the objects with this part of an array."""
-    if array.shards:
-        raise UserError(
-            "a loader reads chunks of a shard, and raw requests whole shards"
-        )
-    numbers = []
-    axes = zip(region, array.shape, array.chunks, strict=True)
-    for part, size, chunk in axes:
-        indices = range(part.start, part.stop)
-        # Modulo, because a window may go on beyond the edge of the grid.
-        numbers.append({i % size // chunk for i in indices})
-    places = itertools.product(*numbers)
-    return {f"{array.path}/{array.metadata.encode_chunk_key(p)}" for p in places}
 
 
 def get_raw(store: ts.KvStore, needed: list[set[str]], dataset: FastDataset) -> None:
@@ -146,9 +137,16 @@ def main(
         UserError: the store has shards, or fewer windows than a batch.
     """
     # With all of the reader's defaults.
-    defaults = read_defaults(Path(file))
+    defaults = yaml.safe_load(Path(file).read_text())["defaults"]
     batch_size = defaults["batch_size"]
-    dataset = FastDataset("train", **defaults["dataset_args"] | {"packed": packed})
+    settings = defaults["dataset_args"]
+    if packed:  # the file may say it, too
+        settings |= {"packed": True}
+    dataset = FastDataset("train", **settings)
+    if dataset.has_shards:
+        raise UserError(
+            "a loader reads chunks of a shard, and raw requests whole shards"
+        )
     num_batches = min(num_batches, len(dataset) // batch_size)
     if not num_batches:
         raise UserError(f"{file}: fewer windows than a batch of {batch_size}")
@@ -157,36 +155,35 @@ def main(
     needed = [object_names(dataset, batch) for batch in batches]
     loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
 
-    raw_rounds = []
-    loader_rounds = []
-    training_rounds = []
     with slow_network(delay) if delay else nullcontext():
         place = kvstore(f"{dataset.url}/", dataset.anonymous)
         context = shared_context(dataset.concurrency, dataset.cache_mb)
         store = ts.KvStore.open(place, context=context).result()
         dataset[0]  # opened before the clock starts, as the raw store is
+        stages = {
+            "store": lambda: get_raw(store, needed, dataset),
+            "loader": lambda: train(loader, 0),
+            "training": lambda: train(loader, step_time),
+        }
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in stages}
         for _ in tqdm(range(3), unit="round", disable=None):
-            raw = seconds_of(lambda: get_raw(store, needed, dataset))
-            raw_rounds.append(raw)
-            loader_rounds.append(seconds_of(lambda: deque(loader, maxlen=0)))
-            training_rounds.append(seconds_of(lambda: train(loader, step_time)))
+            for name, action in stages.items():
+                rounds[name].append(seconds_of(action))
 
-    raw_seconds, raw_cpu = map(statistics.median, zip(*raw_rounds, strict=True))
-    seconds, cpu = map(statistics.median, zip(*loader_rounds, strict=True))
-    training_seconds = statistics.median(clock for clock, _ in training_rounds)
-    speeds = {
-        "model": batch_size / step_time,
-        "store": len(order) / raw_seconds,
-        "decoding": len(order) / (cpu / CPU_COUNT),
-        "loader": len(order) / seconds,
-        "training": len(order) / training_seconds,
-    }
+    seconds = {}
+    cpu_seconds = {}
+    for name, times in rounds.items():
+        seconds[name] = statistics.median(clock for clock, _ in times)
+        cpu_seconds[name] = statistics.median(cpu for _, cpu in times)
+    speeds = {name: len(order) / value for name, value in seconds.items()}
+    speeds["model"] = batch_size / step_time
+    speeds["decoding"] = CPU_COUNT * len(order) / cpu_seconds["loader"]
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
     print(
-        f"the loader reaches {raw_seconds / seconds:.2f} of what the store gives, with"
-        f" {1000 * cpu / len(order):.2f} ms of CPU a sample;"
-        f" raw requests take {1000 * raw_cpu / len(order):.2f} ms"
+        f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives,"
+        f" with {1000 * cpu_seconds['loader'] / len(order):.2f} ms of CPU a sample;"
+        f" raw requests take {1000 * cpu_seconds['store'] / len(order):.2f} ms"
     )
     print("bottleneck:", bottleneck(speeds))
 

@@ -141,7 +141,7 @@ def check_data(plan: Plan) -> str:
     if hasattr(train_set, "chunk"):
         # A cache holds the chunks of a rank's own streams.
         own = Loaders(**vars(plan.for_one_device().data))
-        size = memory_needed(own.train_loader(lambda: 0), own.batch_size, False)
+        size = memory_needed(own.train_loader(lambda: 0), own.batch_size)
         text += f"; batches take up to {size / 1e6:.0f} MB of memory in each rank"
     return text
 

@@ -39,8 +39,10 @@ def write_layout(folder: Path, zarr_format: int, packed: bool) -> str:
         *ORDERS[zarr_format], missing_dims="ignore"
     )
     settings = {}
+    # NetCDF-3 has the other byte order, and so have stores that were made of it.
+    dtype = ">i2" if zarr_format == 2 else "int16"
     for name in store:
-        settings[name] = {"dtype": "int16", **PACKING[name]} if packed else {}
+        settings[name] = {"dtype": dtype, **PACKING[name]} if packed else {}
         settings[name] |= {"compressors": [Blosc()]} if zarr_format == 2 else {}
     store.to_zarr(url, encoding=settings, zarr_format=zarr_format, consolidated=True)
     add_statistics(

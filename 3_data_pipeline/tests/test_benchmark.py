@@ -7,6 +7,7 @@ import benchmark_datapipeline_configurations as benchmark
 import ceiling
 import pytest
 import yaml
+from plot_benchmark_runs import read_log
 from utils import read_configurations
 
 from src.config import CHAPTER
@@ -19,8 +20,6 @@ DEFAULTS = {
     "batch_size": 4,
     "num_workers": 0,
     "prefetch_factor": 2,
-    "persistent_workers": True,
-    "pin_memory": False,
     "train_step_time": 0.01,
     "delay": 0,
     "warmup": 1,
@@ -49,7 +48,7 @@ def test_a_turn_has_a_process_of_its_own(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
-    """Broken by: no `except` around one_turn(), or `finished` without the turn's number.
+    """Broken by: no `except` around one_turn(), or `rows` without the turn's number.
 
     Or no look at unknown keys: a misspelt setting would be measured as the default.
     """
@@ -60,12 +59,15 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     file = tmp_path / "ladder.yaml"
     good = {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}}
     broken = {"broken": {"dataset": "no_module.Dataset"}}
+    broken |= {"short": {"dataset_args": {"num_samples": 4}}}
     with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
         benchmark.main(write(file, {"faster": {"workers": 2}}))
     with pytest.raises(UserError, match="none of its configurations could be measured"):
         benchmark.main(write(file, broken), repeats=1)
     benchmark.main(write(file, broken | good), repeats=1)
-    assert "broken: ModuleNotFoundError: No module named" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "broken: ModuleNotFoundError: No module named" in errors
+    assert "short: UserError: an epoch has 1 batches" in errors
     log = tmp_path / "benchmark_logs" / "ladder.jsonl"
     first, second = log.read_text().splitlines()
     assert [json.loads(line)["name"] for line in (first, second)] == ["slow", "fast"]
@@ -76,6 +78,17 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     assert turns[0] == json.loads(first)
     places = [(turn["name"], turn["turn"]) for turn in turns]
     assert places == [("slow", 0), ("fast", 0), ("slow", 1), ("fast", 1)]
+
+    # `fast` is commented out for a while, and keeps its turns; `slow` has changed.
+    changed = {"slow": {"batches": 6}}
+    benchmark.main(write(file, changed), repeats=1)
+    benchmark.main(write(file, changed | {"fast": good["fast"]}), repeats=2)
+    turns = [json.loads(line) for line in log.read_text().splitlines()[4:]]
+    assert [(turn["name"], turn["turn"]) for turn in turns] == [
+        ("slow", 0),
+        ("slow", 1),
+    ]
+    assert len(read_log(log)) == 4
 
     notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
     monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
@@ -92,12 +105,13 @@ def measured_here(settings: dict) -> dict:
     return result | benchmark.summarise(settings, result) | {"memory": 100}
 
 
-def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
+def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
     """Broken by: requests of objects that are not there (no modulo in keys); no look at model."""
     build_small()
+    file = tmp_path / "mine.yaml"
     defaults = {"dataset_args": SETTINGS, "batch_size": 4}
-    monkeypatch.setattr(ceiling, "read_defaults", lambda file: defaults)
-    ceiling.main(delay=0.001, step_time=1e-6, num_batches=2)
+    file.write_text(json.dumps({"defaults": defaults}))  # JSON is YAML
+    ceiling.main(str(file), delay=0.001, step_time=1e-6, num_batches=2)
     output = capsys.readouterr().out
     assert "bottleneck: " in output
     speeds = {"model": 100.0, "training": 60.0, "loader": 70.0}
@@ -109,5 +123,13 @@ def test_the_ceiling_names_a_bottleneck(monkeypatch, capsys):
     enough = {"store": 200.0, "decoding": 150.0, "loader": 110.0}
     assert ceiling.bottleneck(speeds | enough).startswith("the stages wait")
     defaults["batch_size"] = 10**6
+    file.write_text(json.dumps({"defaults": defaults}))
     with pytest.raises(UserError, match="fewer windows than a batch"):
-        ceiling.main()
+        ceiling.main(str(file))
+    # The file may say `packed`, too: this store has no copy.
+    url = SETTINGS["url"].replace("small", "bare")
+    build_small(url, packed_months=None)
+    defaults["dataset_args"] = SETTINGS | {"url": url, "packed": True}
+    file.write_text(json.dumps({"defaults": defaults}))
+    with pytest.raises(UserError, match="packed: there is no Zarr store"):
+        ceiling.main(str(file))

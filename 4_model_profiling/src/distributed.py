@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from src.data.loaders import Loaders
 from src.errors import UserError
-from src.reproducibility import ResumableBatches, ResumableLoader
+from src.reproducibility import ResumableLoader
 
 
 def sum_over_ranks(numbers: Tensor) -> Tensor:
@@ -107,10 +107,7 @@ class RankLoaders(Loaders):
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """This rank's samples of each batch in the rest of the epoch that ``step()`` lies in."""
-        arguments = self.batch_arguments(step)
-        batches = self.with_look_ahead(
-            ResumableBatches(**arguments, rank=self.rank, world_size=self.world_size)
-        )
+        batches = self.train_batches(step, self.rank, self.world_size)
         return ResumableLoader(self.train_set, batch_sampler=batches, **self.options())
 
     def val_loader(self) -> DataLoader:

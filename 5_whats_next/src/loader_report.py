@@ -2,10 +2,10 @@
 
 import math
 import time
+from statistics import fmean
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
@@ -36,8 +36,7 @@ class LoaderReport(Callback):
         self.dataset = getattr(loader, "dataset", None)
         batch_size = getattr(trainer.datamodule, "batch_size", None)
         if batch_size and hasattr(self.dataset, "chunk"):
-            inside = trainer.val_check_batch < trainer.num_training_batches
-            print_line(summary(loader, batch_size // trainer.world_size, inside))
+            print_line(summary(loader, batch_size // trainer.world_size))
         # Lightning does not call it where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer, module)
 
@@ -94,12 +93,12 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
     return "the store" if store > decoding else "this process, which decodes and copies"
 
 
-def summary(loader: Any, batch_size: int, validates_inside: bool) -> str:
+def summary(loader: Any, batch_size: int) -> str:
     """What a window of a FastDataset costs on average, and the memory that its batches may take."""
     dataset = loader.dataset
     num_chunks = chunk_places(dataset) * len(dataset.layers)
     layers_in_chunk = sum(dataset.layers.values()) / len(dataset.layers)
-    chunk_bytes = layers_in_chunk * bytes_of_layer(dataset)
+    chunk_bytes = layers_in_chunk * dataset.layer_bytes
     window_bytes = bytes_of_window(dataset)
     factor = num_chunks * chunk_bytes / window_bytes
     text = (
@@ -108,7 +107,7 @@ def summary(loader: Any, batch_size: int, validates_inside: bool) -> str:
     )
     if factor > 10:
         text += " (too many: chunks nearer to the window's size would be faster)"
-    memory = memory_needed(loader, batch_size, validates_inside)
+    memory = memory_needed(loader, batch_size)
     return (
         f"{text}; batches, chunks under way and caches take up to {memory / 1e6:.0f} MB"
     )
@@ -121,20 +120,14 @@ def chunk_places(dataset: Any) -> float:
         AXES, dataset.grid.starts, dataset.grid.window, dataset.chunk, strict=True
     )
     for axis, starts, size, chunk in axes:
-        first = np.array(starts) // chunk
-        last = (np.array(starts) + size - 1) // chunk
-        # Beyond the edge of the globe follow the first ones again.
-        there_are = math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
-        places *= np.minimum(last - first + 1, there_are).mean()
-    return float(places)
-
-
-def chunks_in_store(dataset: Any) -> int:
-    """How many chunks the variables have."""
-    count = len(dataset.layers)
-    for axis, chunk in zip(AXES, dataset.chunk, strict=True):
-        count *= math.ceil(dataset.lazy_fields.sizes[axis] / chunk)
-    return count
+        length = dataset.lazy_fields.sizes[axis]
+        # Modulo, because a window may go on beyond the edge of the globe.
+        counts = [
+            len({place % length // chunk for place in range(start, start + size)})
+            for start in starts
+        ]
+        places *= fmean(counts)
+    return places
 
 
 def bytes_of_window(dataset: Any) -> int:
@@ -143,44 +136,36 @@ def bytes_of_window(dataset: Any) -> int:
     return int(num_values * dataset.dtype.itemsize)
 
 
-def bytes_of_layer(dataset: Any) -> int:
-    """A chunk's part of one variable or level, decoded."""
-    return int(math.prod(dataset.chunk) * dataset.dtype.itemsize)
-
-
-def memory_needed(loader: Any, batch_size: int, validates_inside: bool) -> float:
+def memory_needed(loader: Any, batch_size: int) -> float:
     """Bytes that batches, chunks on their way, and caches take at most, in all processes of a rank.
 
-    Without workers: batches_ahead are loading or loaded, one is complete, one is stacked by the
-    loader, one is in the model. Validation takes batches of twice the size, one at a time; inside
-    an epoch, the training's own ones stay meanwhile.
-    With workers: each has prefetch_factor batches, one more that it reads, one that it stacks. The
-    workers of both loaders stay, with their caches.
+    Validation at the end of an epoch takes batches of twice the size; one of training stays.
     """
     dataset = loader.dataset
-    num_readers = max(1, loader.num_workers)
     # Unpacked values get a place of their own, and one of the variables is there in float64, too.
-    is_unpacked = all(map(is_plain, dataset.encodings))
-    unpacking = 0 if is_unpacked else 1 + 2 / len(dataset.variables)
-    for_training = dataset.batches_ahead + 3 + unpacking
-    for_validation = 2 * (3 + unpacking)
-    caches = 1e6 * dataset.cache_mb
+    unpacking = 0 if all(map(is_plain, dataset.encodings)) else 3
+    readers = max(1, loader.num_workers)
     if loader.num_workers:
+        # Each has those that it has loaded, one more that it reads, one that it stacks. The
+        # workers of both loaders stay, with their caches.
         in_worker = loader.prefetch_factor + 2 + unpacking
         for_training = loader.num_workers * in_worker + 1
-        for_validation = 2 * for_training
-        caches *= 2 * num_readers
-    if validates_inside:
-        batches = for_training + for_validation
+        batches = 1 + 2 * for_training
+        caches = 2 * readers
     else:
-        batches = max(for_training, 1 + for_validation)
+        # Ahead; and one is complete, one is stacked by the loader, one is in the model.
+        for_training = dataset.batches_ahead + 3 + unpacking
+        batches = max(for_training, 1 + 2 * (3 + unpacking))
+        caches = 1
     # In the end, all numbers are float32.
     to_float32 = max(1, 4 / dataset.dtype.itemsize)
     batch_bytes = batch_size * bytes_of_window(dataset) * to_float32
-    chunk_bytes = max(dataset.layers.values()) * bytes_of_layer(dataset)
-    under_way = min(dataset.concurrency, chunks_in_store(dataset))
-    chunks = num_readers * under_way * chunk_bytes
-    return batches * batch_bytes + chunks + caches
+    num_chunks = len(dataset.layers) * math.prod(dataset.num_chunks)
+    chunk_bytes = max(dataset.layers.values()) * dataset.layer_bytes
+    chunks = readers * min(dataset.concurrency, num_chunks)
+    return (
+        batches * batch_bytes + chunks * chunk_bytes + caches * 1e6 * dataset.cache_mb
+    )
 
 
 @rank_zero_only

@@ -86,21 +86,23 @@ class Loaders:
 
     def train_loader(self, step: Callable[[], int]) -> DataLoader:
         """The rest of the epoch that step ``step()`` lies in: x (B, V, T, H, W), index (B,)."""
-        batches = self.with_look_ahead(ResumableBatches(**self.batch_arguments(step)))
+        batches = self.train_batches(step)
         return DataLoader(self.train_set, batch_sampler=batches, **self.options())
 
-    def batch_arguments(self, step: Callable[[], int]) -> dict[str, Any]:
-        """The arguments of ResumableBatches; a dataset may have an order of its own."""
-        return {
-            "num_samples": len(self.train_set),
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "step": step,
-            "order": getattr(self.train_set, "epoch_order", epoch_order),
-        }
-
-    def with_look_ahead(self, batches: Sampler[list[int]]) -> Sampler[list[int]]:
-        """The same batches, announced to a dataset that can use it; workers load ahead anyway."""
+    def train_batches(
+        self, step: Callable[[], int], rank: int = 0, world_size: int = 1
+    ) -> Sampler[list[int]]:
+        """One rank's batches, in the dataset's own order, if it has one."""
+        batches = ResumableBatches(
+            len(self.train_set),
+            self.batch_size,
+            self.seed,
+            step,
+            rank,
+            world_size,
+            getattr(self.train_set, "epoch_order", epoch_order),
+        )
+        # A worker cannot see the requests of this process, and loads ahead by itself.
         if hasattr(self.train_set, "prefetch") and not self.num_workers:
             return LookAhead(batches, self.train_set)
         return batches

@@ -30,8 +30,8 @@ class LookAhead(Sampler[list[int]]):
         for batch in self.batches:
             self.dataset.prefetch(batch)
             announced.append(batch)
-            # At first one more batch ahead with each that is yielded: the first one would
-            # otherwise have to share the network with all the others.
+            # Begin slowly: the first batch would share the network with all others. So two are
+            # announced for each that is yielded, until batches_ahead are under way.
             if len(announced) > min(num_yielded, self.dataset.batches_ahead):
                 yield announced.popleft()
                 num_yielded += 1

@@ -116,35 +116,31 @@ def bad_chunks(
         array = zarr.open_array(store, path=name, mode="r")
     except FileNotFoundError as error:
         raise ChunkError(f"{store.url}: {name}/zarr.json is missing") from error
-    object_shape = array.shards or array.chunks
     if array.shards:
-        store.add_shards(name, array.shape, array.chunks, array.shards)
+        store.add_shards(name)
     region = region or [slice(0, size) for size in array.shape]
-    starts = []  # of the chunks along each axis
-    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
+    numbers = []  # of the objects along each axis
+    sizes = array.shards or array.chunks
+    for part, length, size in zip(region, array.shape, sizes, strict=True):
         # A window may go on beyond the last column, with the first ones.
-        places = np.arange(part.start, part.stop) % size
-        starts.append(np.unique(places // chunk * chunk).tolist())
+        places = np.arange(part.start, part.stop) % length
+        numbers.append(np.unique(places // size).tolist())
 
-    def is_bad(start: tuple[int, ...]) -> bool:
-        stops = map(sum, zip(start, array.chunks, strict=True))
+    def is_bad(place: tuple[int, ...]) -> bool:
         try:
-            array[tuple(map(slice, start, stops))]
+            array.blocks[place]
         # Not for a store that does not answer: what is intact would be built again.
         except (ChunkError, *DECODING_ERRORS):
             return True
         return False
 
-    left = itertools.product(*starts)
-    reported = set()
-    with ThreadPoolExecutor(32) as threads:
+    left = itertools.product(*numbers)
+    # A shard is read whole.
+    with ThreadPoolExecutor(4 if array.shards else 32) as threads:
         # Some at a time: map() would make a list of all chunks of the store.
         while batch := list(itertools.islice(left, 1024)):
-            for start, bad in zip(batch, threads.map(is_bad, batch), strict=True):
-                pairs = zip(start, object_shape, strict=True)
-                place = tuple(first // size for first, size in pairs)
-                if bad and place not in reported:
-                    reported.add(place)
+            for place, bad in zip(batch, threads.map(is_bad, batch), strict=True):
+                if bad:
                     yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
 
@@ -162,8 +158,8 @@ def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
     # Without a grid's further coordinates, which may be large, and have the names of axes.
     lazy = lazy.drop_vars(set(lazy.coords) - set(axes))
     for name, field in lazy.items():
-        if shards := field.encoding.get("shards"):
-            store.add_shards(str(name), field.shape, field.encoding["chunks"], shards)
+        if field.encoding.get("shards"):
+            store.add_shards(str(name))
     load_together(store, lazy, axes)
     return named_axes(xr.decode_cf(lazy, mask_and_scale=False))
 

@@ -90,7 +90,7 @@ class CheckedStore(WrapperStore[Store]):
         # The arrays of which a missing chunk is land (allow_land).
         self.land: set[str] = set()
         # Shape, chunks and shards of each array that has shards.
-        self.sharded: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self.sharded: dict[str, zarr.Array] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy in a loader's worker or on a dask cluster, whose libraries have their defaults."""
@@ -171,30 +171,30 @@ class CheckedStore(WrapperStore[Store]):
                 raise failed.exceptions[0] from group
             raise
 
-    def add_shards(self, name: str, *layout: tuple[int, ...]) -> None:
-        """Watch an array's shards from now on, of this shape, with these chunks and shards.
+    def add_shards(self, name: str) -> None:
+        """Watch an array's shards from now on.
 
         Raises UserError if a shard's index is not where check_shard looks for it.
         """
-        metadata: Any = zarr.open_array(self, path=name, mode="r").metadata
+        array = zarr.open_array(self, path=name, mode="r")
+        metadata: Any = array.metadata
         sharding, *others = metadata.codecs
-        key = metadata.encode_chunk_key((0, 0))
         # An Enum in older versions of zarr.
         is_at_end = str(sharding.index_location).endswith("end")
-        if others or key != "c/0/0" or not is_at_end:
+        if others or metadata.encode_chunk_key((0, 0)) != "c/0/0" or not is_at_end:
             text = "shards of another layout: a lost chunk would read as a gap"
             raise UserError(f"{self.url}: {name} has {text}")
-        self.sharded[name] = layout
+        self.sharded[name] = array
 
     def check_shard(self, key: str, value: bytes) -> None:
         """Raise UserError if the index at the end of a shard misses a chunk."""
         name, _, place = key.partition("/c/")
-        shape, chunks, shards = self.sharded[name]
+        array = self.sharded[name]
         num_chunks = 1
         num_inside = 1
         numbers = map(int, place.split("/"))
         for number, size, chunk, shard in zip(
-            numbers, shape, chunks, shards, strict=True
+            numbers, array.shape, array.chunks, array.shards or (), strict=True
         ):
             num_chunks *= shard // chunk
             values_left = min(shard, size - number * shard)

@@ -41,48 +41,40 @@ class ChunkStream(FastDataset):
         super().__init__(split, **settings)
         self.held = held
         self.streams = streams
-        # With less, chunks would be read again and again, and nobody would notice. Windows of
-        # several steps reach into the blocks behind their own. The next block is on its way before
-        # the others are done (+ 1), and TensorStore's cache needs some room of its own (1.2).
+        # With less, chunks would be read again, unnoticed. A window of several steps reaches into
+        # later blocks (reach). One more block is loading (+ 1). 1.2: TensorStore's own overhead.
         steps = self.grid.window[0]
         reach = 1 + math.ceil((steps - 1) / self.chunk[0])
-        points = 1  # a chunk at the edge of the grid is decoded whole
-        for axis, size in zip(("lat", "lon"), self.chunk[1:], strict=True):
-            points *= math.ceil(self.lazy_fields.sizes[axis] / size) * size
-        layers = sum(self.layers.values())
-        block_mb = self.dtype.itemsize * layers * self.chunk[0] * points / 1e6
+        num_places = math.prod(self.num_chunks[1:])
+        block_mb = sum(self.layers.values()) * self.layer_bytes * num_places / 1e6
         # A rank reads the blocks of its own streams alone, until the first stream ends. Then its
         # windows come from all that are left, so for a while some chunks are read more than once.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
         if streams % num_ranks:
             raise UserError(f"streams: {streams} is no multiple of {num_ranks} devices")
-        if self.has_shards:
-            raise UserError(f"{self.url} has shards: use FastDataset")
-        own_streams = math.ceil(streams / num_ranks)
-        needed = 1.2 * own_streams * (held * reach + 1) * block_mb
-        self.cache_mb = max(self.cache_mb, needed)
+        self.cache_mb = max(
+            self.cache_mb, 1.2 * streams / num_ranks * (held * reach + 1) * block_mb
+        )
 
     def epoch_order(self, num_samples: int, seed: int, epoch: int) -> list[int]:
         """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""
         generator = np.random.default_rng([seed, epoch])
-        # Samples are numbered step by step, and each first step has equally many.
+        # Windows are numbered step by step, and each step has equally many: those of a block follow
+        # one another.
         block_of_step = np.array(self.grid.starts[0]) // self.chunk[0]
         samples_a_step = num_samples // len(block_of_step)
-        blocks = generator.permutation(np.unique(block_of_step))
+        edges = (np.flatnonzero(np.diff(block_of_step)) + 1) * samples_a_step
+        blocks = np.split(np.arange(num_samples), edges)
 
+        order_of_blocks = generator.permutation(len(blocks))
         streams = []
         for number in range(self.streams):
-            own_blocks = blocks[number :: self.streams]
+            own_blocks = order_of_blocks[number :: self.streams]
             stream: list[int] = []
             for first in range(0, len(own_blocks), self.held):
-                windows = []
-                for block in sorted(own_blocks[first : first + self.held]):
-                    # The blocks rise along the time axis, so the windows of one are neighbours.
-                    first_step = np.searchsorted(block_of_step, block)
-                    stop_step = np.searchsorted(block_of_step, block + 1)
-                    first_window = first_step * samples_a_step
-                    windows.append(np.arange(first_window, stop_step * samples_a_step))
-                stream += generator.permutation(np.concatenate(windows)).tolist()
+                together = sorted(own_blocks[first : first + self.held])
+                windows = np.concatenate([blocks[block] for block in together])
+                stream += generator.permutation(windows).tolist()
             streams.append(stream)
 
         # One window of each stream in turn. Streams that have ended are left out.

@@ -4,6 +4,7 @@
 # return a future at once; result() waits. So all chunks of several batches are on their way while
 # the model computes, and a chunk that two of their windows touch is asked for once.
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -56,15 +57,25 @@ class FastDataset(CloudDataset):
         # The batches under way: where their values will be, and what to wait for.
         self.requests: dict[tuple[int, ...], tuple[np.ndarray, list[Any]]] = {}
         self.opened: ts.TensorStore | None = None
-        # Seconds of waiting for the store, and of decoding and copying, for a diagnosis. Of all
-        # workers, which add without a lock: once in a while, a batch is not counted.
+        # Seconds of waiting and of decoding, for LoaderReport. Workers add to the same memory,
+        # without a lock: rarely, a batch is lost from the count.
         self.seconds = torch.zeros(2, dtype=torch.float64).share_memory_()
 
         # How each variable is stored: its array, type, packing, axes, level (store.select).
         self.encodings = [self.lazy_fields[name].encoding for name in self.variables]
-        self.variable_order = list(range(len(self.variables)))
-        # The chunks that lie over one another at a place, and how many layers each of them has:
-        # several levels may be in the same chunk.
+        if packed:
+            self.encodings = self.packed_encodings()
+        # In the processor's byte order, whatever the store's: TensorStore writes no other.
+        self.dtype = self.encodings[0]["dtype"].newbyteorder("=")
+        if any(
+            encoding["dtype"] != self.encodings[0]["dtype"]
+            for encoding in self.encodings
+        ):
+            raise UserError(
+                f"{self.url}: the variables have several types; use CloudDataset"
+            )
+        # The chunks of a window at one place on the grid, and how many variables or levels each
+        # holds.
         self.layers: dict[tuple[str, int], int] = {}
         chunks = []
         for encoding in self.encodings:
@@ -75,19 +86,16 @@ class FastDataset(CloudDataset):
             chunks.append([chunk_of_axis[axis] for axis in AXES])
         # Times, latitudes, longitudes; where variables differ, the largest.
         self.chunk = tuple(map(max, zip(*chunks, strict=True)))
-        if packed:
-            self.use_packed_copy()
-        self.dtype = self.encodings[0]["dtype"]
-        if any(encoding["dtype"] != self.dtype for encoding in self.encodings):
-            raise UserError(
-                f"{self.url}: the variables have several types; use CloudDataset"
-            )
+        self.layer_bytes = math.prod(self.chunk) * self.dtype.itemsize
+        # Along each axis. The last one may reach beyond the edge, and is decoded whole.
+        self.num_chunks = [
+            math.ceil(self.lazy_fields.sizes[axis] / size)
+            for axis, size in zip(AXES, self.chunk, strict=True)
+        ]
         self.has_shards = any(encoding.get("shards") for encoding in self.encodings)
-        if cache_mb and self.has_shards:
-            raise UserError(f"{self.url} has shards: leave cache_mb at 0")
 
-    def use_packed_copy(self) -> None:
-        """Read the copy that build_store.py pack has made, and not the variables."""
+    def packed_encodings(self) -> list[dict[str, Any]]:
+        """The variables in the copy of build_store.py pack, where they are levels of one array."""
         store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
         # Consolidated metadata are written last: without them, the copy is not finished.
         copy = open_lazily(store, consolidated=True)
@@ -98,10 +106,9 @@ class FastDataset(CloudDataset):
         names = copy.attrs["variables"]
         if missing := [name for name in self.variables if name not in names]:
             raise UserError(f"{store.url}: {missing} are not in it; it has {names}")
-        self.variable_order = [names.index(name) for name in self.variables]
-        self.encodings = [copy["fields"].encoding | {"array": "packed/fields"}]
-        self.layers = {("packed/fields", 0): len(names)}
-        self.chunk = self.encodings[0]["chunks"][1:]
+        place = {"array": "packed/fields", "axes": ("level", *AXES)}
+        encoding = copy["fields"].encoding | place
+        return [encoding | {"level": names.index(name)} for name in self.variables]
 
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker gets, which opens the store for itself."""
@@ -111,22 +118,20 @@ class FastDataset(CloudDataset):
     def array(self) -> ts.TensorStore:
         """The fields (V, T, H, W), and after the last column the first ones again."""
         if self.opened is None:
+            if self.cache_mb and self.has_shards:
+                raise UserError(
+                    f"{self.url} has shards: use FastDataset without a cache"
+                )
             context = shared_context(self.concurrency, self.cache_mb)
             # A packed copy has all chunks.
             has_land = self.missing_chunks == "land" and not self.packed
             opening = open_arrays(
                 self.url, self.encodings, self.anonymous, has_land, context
             )
-            arrays = [self.result(future) for future in opening]
-            if self.packed:
-                fields = arrays[0]
-            else:
-                layers = [
-                    on_grid(array, encoding)
-                    for array, encoding in zip(arrays, self.encodings, strict=True)
-                ]
-                fields = ts.stack(layers)
-            fields = fields[self.variable_order]
+            layers = []
+            for future, encoding in zip(opening, self.encodings, strict=True):
+                layers.append(on_grid(self.result(future), encoding))
+            fields = ts.stack(layers)
             # The globe is round: a window across the edge is a plain slice of this.
             width = self.grid.window[2]
             first_columns = fields[..., :width]
@@ -162,8 +167,8 @@ class FastDataset(CloudDataset):
         values, futures = self.requests.pop(tuple(indices))
         for future in futures:
             self.result(future)
-        # What TensorStore's threads compute meanwhile is decoding, and no wait for the store: their
-        # CPU seconds, shared out among the cores that this process may use.
+        # While we wait, TensorStore's threads decode. Their CPU seconds, divided by the cores,
+        # count as decoding; the rest of the wait is the store's.
         waited = time.perf_counter() - start
         cpu_seconds = time.process_time() - cpu_start
         decoding = min(waited, cpu_seconds / CPU_COUNT)

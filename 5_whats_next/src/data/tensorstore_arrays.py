@@ -1,7 +1,6 @@
 """Arrays of a Zarr store as TensorStore opens them, on one grid of (time, lat, lon)."""
 
 import functools
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -116,12 +115,16 @@ def on_grid(array: ts.TensorStore, encoding: dict[str, Any]) -> ts.TensorStore:
     return array[ts.d[order].transpose[:]]
 
 
+def packing(encoding: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that give stored numbers another meaning; not NaN for no value."""
+    values = {key: encoding[key] for key in PACKING if key in encoding}
+    # NaN alone is unequal to itself.
+    return {key: value for key, value in values.items() if value == value}
+
+
 def is_plain(encoding: dict[str, Any]) -> bool:
     """Whether the stored numbers are the values: float32, and NaN where there is none."""
-    fills = [encoding.get(key, math.nan) for key in ("_FillValue", "missing_value")]
-    is_scaled = encoding.keys() & {"scale_factor", "add_offset"}
-    is_float = encoding["dtype"] == np.float32
-    return is_float and not is_scaled and all(map(math.isnan, fills))
+    return encoding["dtype"] == np.float32 and not packing(encoding)
 
 
 def unpack(values: np.ndarray, encodings: list[dict[str, Any]]) -> np.ndarray:
@@ -130,8 +133,8 @@ def unpack(values: np.ndarray, encodings: list[dict[str, Any]]) -> np.ndarray:
         return values
     unpacked = np.empty(values.shape, np.float32)
     for number, encoding in enumerate(encodings):
-        attributes = {key: encoding[key] for key in PACKING if key in encoding}
-        stored = xr.Variable(("batch", *AXES), values[:, number], attributes)
+        dims = ("batch", *AXES)
+        stored = xr.Variable(dims, values[:, number], packing(encoding))
         # xarray's own function, so that both readers have the same bits. It may make float64.
         unpacked[:, number] = xr.conventions.decode_cf_variable("", stored).values
     return unpacked
