@@ -1,17 +1,16 @@
 """Data behind a service: fetch a region and a period once, and keep them as a Zarr store.
 
-uv run python usecase_API_access.py --start 2020-01 --end 2020-12 --url output/sst.zarr
+uv run python usecase_API_access.py --start 2020-01-01 --end 2020-12-31 --url output/sst.zarr
 
 The service is Copernicus Marine: uv sync --group copernicus, and your account in .env as
 COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which the client reads.
 """
 
-import argparse
 import pkgutil
 from typing import Any
 
-import numpy as np
 from dotenv import load_dotenv
+from jsonargparse import auto_cli
 from tenacity import (
     retry,
     retry_if_exception_type,
@@ -19,6 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from src.config import HelpFormatter
 from src.data.build import build
 from src.errors import UserError, one_line_errors
 
@@ -31,58 +31,56 @@ from src.errors import UserError, one_line_errors
     wait=wait_random_exponential(max=30),
     reraise=True,
 )
-def fetch(open_dataset: Any, options: argparse.Namespace) -> None:
-    """Write the store; what an earlier try has written is not asked for again."""
+def fetch(
+    url: str,
+    start: str,
+    end: str,
+    variable: str = "analysed_sst",
+    box: tuple[float, float, float, float] = (-20, 0, -5, 5),
+    dataset: str = "METOFFICE-GLO-SST-L4-REP-OBS-SST",
+    service: str = "copernicusmarine:open_dataset",
+) -> None:
+    """Write the store; what an earlier try has written is not asked for again.
+
+    Args:
+        url: the store, as build_store.py takes it.
+        start: first day, such as 2020-01-01.
+        end: last day.
+        variable: one of the dataset's.
+        box: degrees, from west to east, from south to north.
+        dataset: the service's name of it.
+        service: module and function that open a dataset.
+    """
+    request = {name: str(value) for name, value in locals().items()}
+    load_dotenv()  # before the import: the client looks for the account then
+    try:
+        open_dataset = pkgutil.resolve_name(service)
+    except ImportError as error:
+        raise UserError(f"{error}: uv sync --group copernicus") from error
     fields = open_dataset(
-        dataset_id=options.dataset,
-        variables=[options.variable],
-        minimum_longitude=options.box[0],
-        maximum_longitude=options.box[1],
-        minimum_latitude=options.box[2],
-        maximum_latitude=options.box[3],
-        start_datetime=f"{options.start}-01",
-        end_datetime=f"{options.end + 1}-01",  # counts in months
+        dataset_id=dataset,
+        variables=[variable],
+        minimum_longitude=box[0],
+        maximum_longitude=box[1],
+        minimum_latitude=box[2],
+        maximum_latitude=box[3],
+        start_datetime=start,
+        end_datetime=f"{end}T23:59:59",
     )
     # Where the service has nothing in the period, it gives the day that comes next to it.
-    fields = fields.sel(time=slice(str(options.start), str(options.end)))
-    fields = fields[[options.variable]].rename(latitude="lat", longitude="lon")
-    # The attributes hold the request, so that another request does not continue this store.
-    request = vars(options).items()
-    fields.attrs = {name: str(value) for name, value in request}
+    fields = fields.sel(time=slice(start, end))
+    fields = fields[[variable]].rename(latitude="lat", longitude="lon")
+    # So that another request does not continue this store.
+    fields.attrs = request
     days = fields["time"].dt.strftime("%Y-%m-%d").values
-    num_train = len(days) * 4 // 5
-    train_period = (days[0], days[num_train - 1])
-    build(options.url, fields, (16, 128, 128), train_period)
+    train_period = (days[0], days[len(days) * 4 // 5 - 1])
+    build(url, fields, (16, 128, 128), train_period)
 
 
 def main() -> None:
     """Read the request, and fetch."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument(
-        "--service", default="copernicusmarine:open_dataset", help="%(default)s"
-    )
-    parser.add_argument(
-        "--dataset", default="METOFFICE-GLO-SST-L4-REP-OBS-SST", help="%(default)s"
-    )
-    parser.add_argument("--variable", default="analysed_sst", help="%(default)s")
-    parser.add_argument(
-        "--box", type=float, nargs=4, default=[-20, 0, -5, 5], help="W, E, S, N"
-    )
-    parser.add_argument(
-        "--start", type=np.datetime64, required=True, help="first month, 2020-01"
-    )
-    parser.add_argument("--end", type=np.datetime64, required=True, help="last month")
-    parser.add_argument(
-        "--url", required=True, help="the store, as build_store.py takes it"
-    )
-    options = parser.parse_args()
-    load_dotenv()  # before the import: the client looks for the account then
-    try:
-        open_dataset = pkgutil.resolve_name(options.service)
-    except ImportError as error:
-        raise UserError(f"{error}: uv sync --group copernicus") from error
-    fetch(open_dataset, options)
+    settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
+    auto_cli(fetch, as_positional=False, description=__doc__, **settings)
 
 
 if __name__ == "__main__":

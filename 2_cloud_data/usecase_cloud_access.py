@@ -23,7 +23,7 @@ def main(url: str = OCEAN, anonymous: bool = False) -> None:
         anonymous: read public data, without credentials.
     """
     if url == OCEAN:
-        build_ocean(train_period=("2006-04", "2008-09"))
+        build_ocean()
 
     # Reads metadata and coordinates only, however large the store is.
     fields = open_fields(open_store(url, anonymous=anonymous))
@@ -33,7 +33,7 @@ def main(url: str = OCEAN, anonymous: bool = False) -> None:
             f"{name} {dict(field.sizes)}: {field.nbytes / 1e6:.2f} MB, in chunks of {chunk}"
         )
     window = next(iter(fields.values())).isel(
-        {axis: slice(n) for axis, n in WINDOW.items()}
+        {axis: slice(n) for axis, n in WINDOW.items()}, missing_dims="ignore"
     )
     # Values are read now: only the chunks that the window touches.
     timed(f"read a window of {window.nbytes / 1e3:.1f} kB", window.load)

@@ -27,16 +27,9 @@ from jsonargparse.typing import PositiveInt
 from tqdm import tqdm
 
 from src.config import HelpFormatter
-from src.data.build import (
-    OCEAN,
-    OCEAN_CHUNK,
-    add_statistics,
-    build,
-    with_checksums,
-)
+from src.data.build import add_statistics, build, build_ocean, with_checksums
 from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
-from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
@@ -51,17 +44,7 @@ from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
 
-def ocean(url: str = OCEAN) -> None:
-    """Chapter 0's real ocean, of which the first 30 months are for training.
-
-    Args:
-        url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
-    """
-    command = {"command": "ocean"}
-    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"), command)
-
-
-def open_files(paths: list[str], steps: int) -> xr.Dataset:
+def open_files(paths: list[str], steps: int, variables: list[str]) -> xr.Dataset:
     """Several NetCDF files as one dataset, to be read this many steps at a time.
 
     Raises UserError if their grids differ.
@@ -69,10 +52,18 @@ def open_files(paths: list[str], steps: int) -> xr.Dataset:
     # A file without chunks would be one block for dask, which reads all of it for each region. What
     # a file's axis is called is not known yet; xarray leaves out the other names.
     chunks = dict.fromkeys(AXIS_NAMES["time"], steps)
+    # A field may be in days, or in days since a date, and has to stay a number.
+    no_dates = dict.fromkeys(variables, False)
     try:
         # By default, latitudes that differ in the last digit make a grid of twice as many rows:
         # half of them are NaN, which looks like land.
-        return xr.open_mfdataset(paths, chunks=chunks, join="exact")
+        return xr.open_mfdataset(
+            paths,
+            chunks=chunks,
+            join="exact",
+            decode_times=no_dates,
+            decode_timedelta=no_dates,
+        )
     except xr.AlignmentError as error:
         raise UserError(f"--files: {error}") from error
 
@@ -97,27 +88,21 @@ def netcdf(
         shard: the same for an object, which holds several chunks; null: one object each.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
     """
+    command = {"command": "netcdf", **locals()}  # for a repair
     paths: list[str] = []
     for pattern in files:
         found = sorted(glob.glob(pattern))  # noqa: PTH207 (pathlib takes no absolute pattern)
         if not found:
             raise UserError(f"--files: there is no {pattern}")
         paths += found
-    command: dict[str, Any] = {
-        "command": "netcdf",
-        "files": paths,
-        "variables": variables,
-        "train_period": train_period,
-        "chunk": chunk,
-        "shard": shard,
-        "levels": levels,
-    }
+    command["files"] = paths  # files that come later are not part of this store
     # Closed here: HDF5 may crash when Python closes a file while a thread reads another one.
-    with open_files(paths, (shard or chunk)[0]) as fields:
+    with open_files(paths, (shard or chunk)[0], variables) as fields:
         # So that a build of other files, or of corrected ones, does not continue this one.
         fields.attrs = {"files": str(sorted(map(version, paths)))}
-        # Not the other coordinates: ERA5's expver is a text for each month.
-        fields = named_axes(fields).reset_coords(drop=True)
+        # Not the other coordinates: ERA5's expver is a text for each month, and a curved grid has
+        # lat and lon beside its axes y and x.
+        fields = named_axes(fields.reset_coords(drop=True))
         fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
         fields = select(fields, variables, str(files), levels)
         build(url, fields, chunk, train_period, command, shard)
@@ -149,12 +134,10 @@ def cube(
         shard: the same for an object, which holds several chunks; null: one object each.
         seed: another seed gives another ocean.
     """
+    command = {"command": "cube", **locals()}
     fields = cube_fields((months, height, width), chunk, seed)
-    first = str(fields["time"].values[0])
-    last = str(fields["time"].values[months * 4 // 5 - 1])
-    command = {"command": "cube", "months": months, "height": height, "width": width}
-    command |= {"chunk": chunk, "shard": shard, "seed": seed}
-    train_period = (first[:7], last[:7])
+    dates = fields["time"].dt.strftime("%Y-%m").values
+    train_period = (dates[0], dates[months * 4 // 5 - 1])
     build(url, fields, chunk, train_period, command, shard)
 
 
@@ -247,8 +230,8 @@ def mend(url: str, bad: list[str]) -> None:
             text = "run the command that has built it, after deleting it"
             raise UserError(f"{url}: {text}")
         note_damaged_regions(url, bad)
-        arguments = {key: value for key, value in command.items() if key != "command"}
-        COMMANDS[command["command"]](url=url, **arguments)
+        build_again = COMMANDS[command.pop("command")]
+        build_again(**command | {"url": url})
     mend_statistics(url, bad)
     if any(key.startswith("packed") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")
@@ -258,7 +241,7 @@ def mend(url: str, bad: list[str]) -> None:
 
 
 COMMANDS: dict[str, Any] = {
-    "ocean": ocean,
+    "ocean": build_ocean,
     "netcdf": netcdf,
     "cube": cube,
     "statistics": add_statistics,

@@ -23,14 +23,7 @@ from jsonargparse import auto_cli
 from tqdm import tqdm
 
 from src.config import HelpFormatter
-from src.data.build import (
-    OCEAN,
-    OCEAN_CHUNK,
-    add_statistics,
-    build,
-    with_checksums,
-)
-from src.data.pytorch_dataset import ocean_fields
+from src.data.build import add_statistics, build, build_ocean, with_checksums
 from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
@@ -45,17 +38,7 @@ from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
 
-def ocean(url: str = OCEAN) -> None:
-    """Chapter 0's real ocean, of which the first 30 months are for training.
-
-    Args:
-        url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
-    """
-    command = {"command": "ocean"}
-    build(url, ocean_fields(), OCEAN_CHUNK, ("2006-04", "2008-09"), command)
-
-
-def open_files(paths: list[str], steps: int) -> xr.Dataset:
+def open_files(paths: list[str], steps: int, variables: list[str]) -> xr.Dataset:
     """Several NetCDF files as one dataset, to be read this many steps at a time.
 
     Raises UserError if their grids differ.
@@ -63,10 +46,18 @@ def open_files(paths: list[str], steps: int) -> xr.Dataset:
     # A file without chunks would be one block for dask, which reads all of it for each region. What
     # a file's axis is called is not known yet; xarray leaves out the other names.
     chunks = dict.fromkeys(AXIS_NAMES["time"], steps)
+    # A field may be in days, or in days since a date, and has to stay a number.
+    no_dates = dict.fromkeys(variables, False)
     try:
         # By default, latitudes that differ in the last digit make a grid of twice as many rows:
         # half of them are NaN, which looks like land.
-        return xr.open_mfdataset(paths, chunks=chunks, join="exact")
+        return xr.open_mfdataset(
+            paths,
+            chunks=chunks,
+            join="exact",
+            decode_times=no_dates,
+            decode_timedelta=no_dates,
+        )
     except xr.AlignmentError as error:
         raise UserError(f"--files: {error}") from error
 
@@ -91,27 +82,21 @@ def netcdf(
         shard: the same for an object, which holds several chunks; null: one object each.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
     """
+    command = {"command": "netcdf", **locals()}  # for a repair
     paths: list[str] = []
     for pattern in files:
         found = sorted(glob.glob(pattern))  # noqa: PTH207 (pathlib takes no absolute pattern)
         if not found:
             raise UserError(f"--files: there is no {pattern}")
         paths += found
-    command: dict[str, Any] = {
-        "command": "netcdf",
-        "files": paths,
-        "variables": variables,
-        "train_period": train_period,
-        "chunk": chunk,
-        "shard": shard,
-        "levels": levels,
-    }
+    command["files"] = paths  # files that come later are not part of this store
     # Closed here: HDF5 may crash when Python closes a file while a thread reads another one.
-    with open_files(paths, (shard or chunk)[0]) as fields:
+    with open_files(paths, (shard or chunk)[0], variables) as fields:
         # So that a build of other files, or of corrected ones, does not continue this one.
         fields.attrs = {"files": str(sorted(map(version, paths)))}
-        # Not the other coordinates: ERA5's expver is a text for each month.
-        fields = named_axes(fields).reset_coords(drop=True)
+        # Not the other coordinates: ERA5's expver is a text for each month, and a curved grid has
+        # lat and lon beside its axes y and x.
+        fields = named_axes(fields.reset_coords(drop=True))
         fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
         fields = select(fields, variables, str(files), levels)
         build(url, fields, chunk, train_period, command, shard)
@@ -183,7 +168,7 @@ def pack(
 
 
 COMMANDS: dict[str, Any] = {
-    "ocean": ocean,
+    "ocean": build_ocean,
     "netcdf": netcdf,
     "statistics": add_statistics,
     "pack": pack,

@@ -56,9 +56,9 @@ def test_a_killed_build_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(build_store, "Client", client := MagicMock())
     call(monkeypatch, *CUBE, killed, script=build_store)
     client.assert_called_once()
-    for path in ("", "/statistics/1900-01_1901-07"):
+    for path in ("", "/statistics/1900-01_1901-07/salinity"):
         a, b = (open_fields(open_store(f"{url}{path}")) for url in (whole, killed))
-        assert a.identical(b)
+        assert a.drop_attrs(deep=False).identical(b.drop_attrs(deep=False))
 
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
             raise InterruptedError
         await write(store, *arguments)
 
-    # 43 writes; 14 and 16 are the values, and a count of what is left follows each.
-    for number in {0, 1, 2, 15, 17, *random.sample(range(3, 43), 3)}:
+    # 35 writes; 14 and 16 are the values, and a count of what is left follows each.
+    for number in {0, 1, 2, 15, 17, *random.sample(range(3, 35), 3)}:
         url = str(tmp_path / str(number))
         writes_left = number
         with monkeypatch.context() as patch:
@@ -104,15 +104,21 @@ def test_a_build_goes_on_after_any_write(monkeypatch, tmp_path):
 
 
 def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
-    """Two, with ERA5's names and axes. Broken by: no transpose, named_axes, version or join."""
+    """Two, with ERA5's names and axes. Broken by: no transpose, named_axes, version or join.
+
+    The field is in days since a date. Broken by: no decode_times or decode_timedelta in open_files.
+    There is another lat, as on a curved grid. Broken by: named_axes before reset_coords.
+    """
     fields = (
         ocean_fields()
         .assign_coords(expver=("time", ["0001"] * 54), number=0)
         .rename(lat="latitude", lon="longitude", time="valid_time")
         .transpose("latitude", ...)
+        .assign_coords(lat=(("latitude", "longitude"), np.zeros((18, 432))))
     )
     # One variable with levels, of which one is the field of the store OCEAN.
     fields = fields.expand_dims(pressure_level=[500.0, 850.0])
+    fields["surface_temperature"].attrs["units"] = "days since 1850-01-01"
     fields.isel(valid_time=slice(30)).to_netcdf(tmp_path / "a.nc")
     fields.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
     words = ["netcdf", f"--files=[{tmp_path}/*.nc]", f"--url={tmp_path}/store"]
@@ -162,7 +168,7 @@ def test_access_scripts_run(capsys):
 def test_netcdf_files_are_read_in_steps_of_a_chunk(tmp_path, name):
     """Not whole files, for each region. Broken by: chunks={} in open_files."""
     ocean_fields().rename(time=name).to_netcdf(tmp_path / "a.nc")
-    with build_store.open_files([str(tmp_path / "a.nc")], 12) as fields:
+    with build_store.open_files([str(tmp_path / "a.nc")], 12, []) as fields:
         assert fields["surface_temperature"].chunksizes[name] == (12, 12, 12, 12, 6)
 
 
@@ -173,7 +179,7 @@ def test_a_service_is_asked_again(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "stand_in", stand_in)
     monkeypatch.setattr(usecase_API_access.fetch.retry, "sleep", lambda seconds: None)
     words = ["--service=stand_in:open_dataset", "--variable=surface_temperature"]
-    words += ["--start=2008-01", "--end=2008-10", f"--url={tmp_path}"]
+    words += ["--start=2008-01-01", "--end=2008-10-31", f"--url={tmp_path}"]
     call(monkeypatch, *words, script=usecase_API_access)
     (expected,) = fields.sel(time=slice("2008-01", "2008-10")).values()
     (written,) = open_fields(open_store(str(tmp_path))).values()

@@ -75,7 +75,7 @@ def test_any_layout_is_read_as_xarray_reads_it(tmp_path, zarr_format):
 
 
 def test_statistics_are_of_their_store_and_all_variables(tmp_path):
-    """In a folder for several stores. Broken by: no check_source; no `kept`; no grid_of."""
+    """In a folder for several stores. Broken by: no look at their url or grid."""
     url, other, to = (str(tmp_path / name) for name in ("url", "other", "to"))
     fields = cube_fields((24, 18, 36), (24, 18, 36), seed=0)
     turned = fields.isel(lat=slice(None, None, -1))
@@ -89,7 +89,7 @@ def test_statistics_are_of_their_store_and_all_variables(tmp_path):
     before = CloudDataset("train", url, ["salinity", "current_speed"], **settings)
     with pytest.raises(UserError, match=r"statistics of .*url, and not of .*other"):
         CloudDataset("train", other, ["salinity"], **settings)
-    with pytest.raises(UserError, match=r"statistics of .*url are here"):
+    with pytest.raises(UserError, match=r"statistics of .*url, and not of .*other"):
         add_statistics(other, period, ["salinity"], to)
 
     (fields + 1).to_zarr(url, mode="w")

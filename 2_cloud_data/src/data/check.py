@@ -1,12 +1,13 @@
 """Compare a store with what it should have, and mend it."""
 
-import math
-
 import zarr
 from tqdm import tqdm
+from zarr.core.sync import sync
 
 from src.data.build import add_statistics
-from src.data.store import bad_chunks, open_store
+from src.data.checked_store import CheckedStore
+from src.data.chunks import bad_chunks
+from src.data.store import open_store
 from src.errors import UserError
 
 
@@ -24,19 +25,35 @@ def damage(url: str) -> list[str]:
     bad = []
     if root.attrs.get("regions_left"):
         bad.append("a region")
+    for path in sync(groups_without_description(store)):
+        bad.append(f"{path}/zarr.json")
     # An array whose description is lost is known from the consolidated metadata alone.
-    known = set(zarr.open_group(store, mode="r").array_keys())
-    for name in known - set(root.array_keys()):
-        bad.append(f"{name}/zarr.json")
-    for path, node in tqdm(root.members(max_depth=None), url, disable=None):
+    nodes = dict(zarr.open_group(store, mode="r").members())
+    nodes |= dict(root.members(max_depth=None))
+    for path, node in tqdm(nodes.items(), url, disable=None):
         if isinstance(node, zarr.Array):
-            bad += bad_chunks(store, path)
-            continue
+            # A field's number, such as that of a projection, is not written if it is 0.
+            if node.ndim or "/" in path:
+                bad += bad_chunks(store, path)
         # Consolidated metadata are written last. A group of groups has none, and no arrays either.
-        is_whole = node.metadata.consolidated_metadata or not any(node.array_keys())
-        if "/" in path and not is_whole:
+        elif (
+            "/" in path
+            and not node.metadata.consolidated_metadata
+            and any(node.array_keys())
+        ):
             bad.append(path)
     return bad
+
+
+async def groups_without_description(store: CheckedStore) -> list[str]:
+    """Paths of groups that nothing else finds, because their zarr.json is lost."""
+    described = set()
+    async for key in store.list():
+        path, _, file = key.rpartition("/")
+        if file == "zarr.json":
+            described.add(path)
+    parents = {path.rpartition("/")[0] for path in described}
+    return sorted(parents - described)
 
 
 def note_damaged_regions(url: str, bad: list[str]) -> None:
@@ -45,29 +62,27 @@ def note_damaged_regions(url: str, bad: list[str]) -> None:
     Only that: until its source is open, the store stays as it is.
     """
     group = zarr.open_group(open_store(url, read_only=False), mode="r+")
-    arrays = dict(group.arrays())
-    num_regions = 0
-    for array in arrays.values():
-        if array.ndim == 3:  # a field, not an axis
-            num_regions = math.ceil(array.shape[0] / array.chunks[0])
-    damaged = 0
+    arrays = set(group.array_keys())
+    damaged = []
     for key in bad:
         name, _, place = key.removesuffix("/zarr.json").partition("/c/")
         if name in arrays:
-            # All regions, for an axis or a lost description.
-            is_field = arrays[name].ndim == 3 and place
-            region = int(place.split("/")[0]) if is_field else 0
-            damaged = max(damaged, num_regions - region)
-    group.attrs["damaged_regions"] = damaged
+            # From the first region on, for an axis or a lost description.
+            is_of_field = "/" in place
+            damaged.append(int(place.split("/")[0]) if is_of_field else 0)
+    if damaged:
+        group.attrs["first_damaged_region"] = min(damaged)
 
 
 def mend_statistics(url: str, bad: list[str]) -> None:
     """Compute damaged statistics again, from the fields."""
+    if "statistics/zarr.json" in bad:
+        zarr.open_group(open_store(f"{url}/statistics", read_only=False), mode="a")
     periods = set()
     for key in bad:
-        kind, _, place = key.partition("/")
-        if kind == "statistics":
-            periods.add(place.split("/")[0])
+        kind, *place = key.split("/")
+        if kind == "statistics" and len(place) > 1:
+            periods.add(place[0])
     for period in periods:
         first, last = period.split("_")
-        add_statistics(url, (first, last), again=True)
+        add_statistics(url, (first, last))

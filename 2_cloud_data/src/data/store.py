@@ -9,19 +9,15 @@ filecache::URL         with a copy of what was read on the local disk; also bloc
 """
 
 import asyncio
-import gzip
-import itertools
 import os
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import fsspec
 import numpy as np
 import xarray as xr
-import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore
 
@@ -32,11 +28,11 @@ from src.data.checked_store import (
     NoStoreError,
     configure_libraries,
 )
+from src.data.chunks import DECODING_ERRORS, check_chunks
 from src.data.s3_server import BUCKET, connect
 from src.errors import UserError
 
 AXES = ("time", "lat", "lon")
-AXES_WANTED = "and not time, lat, lon in some order, perhaps with level"
 # What public stores and CF call them, in lower case.
 AXIS_NAMES = {
     "time": ("time", "valid_time"),
@@ -46,10 +42,6 @@ AXIS_NAMES = {
 }
 Levels = Sequence[float] | None
 MissingChunks = Literal["error", "land"]
-# Names of arrays, and which part of each; None means all of it.
-Parts = Iterable[tuple[str, Sequence[slice] | None]]
-DECODING_ERRORS = (RuntimeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile)
-WHY_403 = "wrong keys, no store, or no right to list one that is not consolidated"
 # For fsspec's caches: one thread may look for a file while another writes down what is there.
 ONE_AT_A_TIME = asyncio.Semaphore(1)
 
@@ -80,15 +72,17 @@ def open_store(
             "endpoint_url": os.environ.get("EMBEDDED_S3_ENDPOINT")
             or server["AWS_ENDPOINT_URL"],
         }
-    known = {"s3": options, "gs": {"token": "anon"} if anonymous else {}}
-    known |= {
-        # 0: what is there stays for ever. The default is a week.
-        name: {"cache_storage": "output/cache", "expiry_time": 0}
-        for name in ("filecache", "blockcache")
+    # 0: what is there stays for ever. The default is a week.
+    cache = {"cache_storage": "output/cache", "expiry_time": 0}
+    options_of = {
+        "s3": options,
+        "gs": {"token": "anon"} if anonymous else {},
+        "filecache": cache,
+        "blockcache": cache,
     }
     # A chain such as filecache::s3 takes options for each of its protocols.
     protocols = re.split(r"::|://", url)
-    by_protocol = {name: known[name] for name in known if name in protocols}
+    by_protocol = {name: options_of[name] for name in options_of if name in protocols}
     try:
         fs, path = fsspec.core.url_to_fs(
             url, asynchronous="::" not in url, **by_protocol
@@ -98,46 +92,6 @@ def open_store(
     if "::" in url:  # the caches of fsspec are synchronous
         fs = AsyncFileSystemWrapper(fs, asynchronous=True, semaphore=ONE_AT_A_TIME)
     return CheckedStore(FsspecStore(fs, read_only, path), url, patience)
-
-
-def check_chunks(store: CheckedStore, parts: Parts) -> None:
-    """Read these parts, and keep nothing. Raises ChunkError, which names the bad chunks."""
-    bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
-    if bad:
-        advice = "build_store.py check --url URL --repair true makes them anew"
-        raise ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
-
-
-def bad_chunks(
-    store: CheckedStore, name: str, region: Sequence[slice] | None = None
-) -> Iterator[str]:
-    """The keys of an array's chunks that are missing or damaged, in their order."""
-    try:
-        array = zarr.open_array(store, path=name, mode="r")
-    except FileNotFoundError as error:
-        raise ChunkError(f"{store.url}: {name}/zarr.json is missing") from error
-    region = region or [slice(0, size) for size in array.shape]
-    numbers = []  # of the chunks along each axis
-    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
-        # A window may go on beyond the last column, with the first ones.
-        places = np.arange(part.start, part.stop) % size
-        numbers.append(np.unique(places // chunk).tolist())
-
-    def is_bad(place: tuple[int, ...]) -> bool:
-        try:
-            array.blocks[place]
-        # Not for a store that does not answer: what is intact would be built again.
-        except (ChunkError, *DECODING_ERRORS):
-            return True
-        return False
-
-    left = itertools.product(*numbers)
-    with ThreadPoolExecutor(32) as threads:
-        # Some at a time: map() would make a list of all chunks of the store.
-        while batch := list(itertools.islice(left, 1024)):
-            for place, bad in zip(batch, threads.map(is_bad, batch), strict=True):
-                if bad:
-                    yield f"{name}/{array.metadata.encode_chunk_key(place)}"
 
 
 def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
@@ -156,8 +110,10 @@ def open_fields(store: CheckedStore, chunks: Any = None) -> xr.Dataset:
     if any(field.encoding.get("shards") for field in lazy.values()):
         # Zarr fills a chunk that is lost from the index of a shard.
         raise UserError(f"{store.url} has shards; chapter 3 reads them")
-    load_together(store, lazy, axes)
-    return named_axes(xr.decode_cf(lazy, mask_and_scale=False))
+    load_axes(store, lazy, axes)
+    # Dates are decoded in the axes alone: a field may count days since a date, too.
+    decoded = xr.decode_cf(lazy[axes], mask_and_scale=False)
+    return named_axes(lazy.assign_coords(decoded.coords))
 
 
 def open_lazily(
@@ -177,16 +133,25 @@ def open_lazily(
             create_default_indexes=False,
             decode_times=False,
         )
-    except (FileNotFoundError, PermissionError) as error:
-        if isinstance(error, PermissionError):  # to list what is not consolidated
-            store.denied.append(str(error))
+    except PermissionError as error:  # to list what is not consolidated
+        raise access_denied(store, error) from error
+    except FileNotFoundError as error:
         if store.denied:
-            text = f"access denied (403, {store.denied[0]}): {WHY_403}"
-            raise UserError(f"{store.url}: {text}") from error
+            raise access_denied(store, store.denied[0]) from error
         text = "there is no Zarr store; build_store.py makes one"
         raise NoStoreError(f"{store.url}: {text}") from error
-    except ValueError as error:  # without consolidated metadata, which are written last
-        raise NoStoreError(f"{store.url} is not finished: {error}") from error
+    except ValueError as error:
+        if consolidated:  # these metadata are written last
+            raise NoStoreError(f"{store.url} is not finished: {error}") from error
+        raise UserError(f"{store.url}: {error}") from error  # such as an unknown codec
+
+
+def access_denied(store: CheckedStore, reason: object) -> UserError:
+    """The error for a server that refuses access, with its reason."""
+    return UserError(
+        f"{store.url}: access denied (403, {reason}): wrong keys, no store, "
+        "or no right to list one that is not consolidated"
+    )
 
 
 def load_together(store: CheckedStore, fields: xr.Dataset, names: list[Any]) -> None:
@@ -202,12 +167,30 @@ def load_together(store: CheckedStore, fields: xr.Dataset, names: list[Any]) -> 
         raise
 
 
+def load_axes(store: CheckedStore, fields: xr.Dataset, axes: list[Any]) -> None:
+    """Load the axes. Raises ChunkError if a chunk is lost or damaged."""
+    try:
+        load_together(store, fields, axes)
+    except ChunkError:
+        # Zarr writes no chunk of zeros, such as that of the first date in chunks of one date. If
+        # another chunk is missing, its zeros make the steps between the values uneven.
+        store.land.update(axes)
+        load_together(store, fields, axes)
+        store.land.difference_update(axes)
+        for axis in axes:
+            steps = np.diff(fields[axis].values)
+            if len(steps) and not np.allclose(steps, np.median(steps), rtol=0.2):
+                check_chunks(store, [(axis, None)])
+
+
 def named_axes(fields: xr.Dataset) -> xr.Dataset:
     """The same fields with axes called time, level, lat and lon, in the order of the store."""
     names: dict[Any, str] = {}
     for axis, others in AXIS_NAMES.items():
-        found = [name for name in fields.dims if str(name).lower() in others]
-        names |= dict.fromkeys(found[:1], axis)
+        for name in fields.dims:
+            # Of two such names, the first one is the axis.
+            if str(name).lower() in others and axis not in names.values():
+                names[name] = axis
     fields = fields.rename(names)
     for old, axis in names.items():
         if axis in fields.coords:
@@ -244,7 +227,8 @@ def select(
         extra = set(field.dims) - set(AXES)
         if name not in on_grid or extra - {"level"}:
             raise UserError(
-                f"{url}: the axes of {name} are {field.dims}, {AXES_WANTED}"
+                f"{url}: the axes of {name} are {field.dims}, "
+                "and not time, lat, lon in some order, perhaps with level"
             )
         field.encoding |= {"array": name, "axes": field.dims, "level": None}
         if not extra:

@@ -16,12 +16,11 @@ from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from src.data.build import OCEAN, build_ocean
+from src.data.chunks import check_chunks
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import (
     CLIMATOLOGY,
     check_dates,
-    check_source,
-    of_variables,
     open_statistics,
     statistics_url,
 )
@@ -29,7 +28,6 @@ from src.data.store import (
     AXES,
     DECODING_ERRORS,
     MissingChunks,
-    check_chunks,
     open_fields,
     open_store,
     select,
@@ -90,7 +88,7 @@ class CloudDataset(FieldDataset):
         missing_chunks: MissingChunks = "error",
     ) -> None:
         if url == OCEAN:
-            build_ocean(train_period)
+            build_ocean(url, train_period)
         self.url, self.patience, self.anonymous = url, patience, anonymous
         self.statistics_url = statistics_url(statistics_store or url, train_period)
         self.dask = dask
@@ -103,8 +101,8 @@ class CloudDataset(FieldDataset):
         self.units = []
         for name in self.variables:
             self.units.append(fields[name].attrs.get("units", "1"))
-        self.mean = statistics["mean"].values
-        self.std = statistics["std"].values
+        self.mean = np.stack([each["mean"].values for each in statistics])
+        self.std = np.stack([each["std"].values for each in statistics])
 
         time = fields.indexes["time"]
         train, val = find_periods(time, window, train_period, val_period)
@@ -119,7 +117,7 @@ class CloudDataset(FieldDataset):
             wrap_longitude = bool(is_globe) and has_degrees(fields, "lon")
         self.grid = WindowGrid(fields, window, stride, period, wrap_longitude)
         # Leave out windows that touch a time step without any value.
-        has_values = statistics["has_values"].all("variable").values
+        has_values = np.all([each["has_values"] for each in statistics], axis=0)
         steps, rows, columns = self.grid.starts
         whole = []
         for step in steps:
@@ -131,27 +129,29 @@ class CloudDataset(FieldDataset):
 
     def open(
         self, split: Split, names: list[str] | None, levels: list[float] | None
-    ) -> tuple[xr.Dataset, xr.Dataset]:
-        """The fields and their statistics: names, shapes and coordinates, but no values yet."""
+    ) -> tuple[xr.Dataset, list[xr.Dataset]]:
+        """The fields and the statistics of each: shapes and coordinates, but no fields' values."""
         self.store = open_store(self.url, self.patience, self.anonymous)
-        # Statistics elsewhere, even at a name that begins alike, may need keys.
-        is_inside = self.statistics_url.startswith(f"{self.url}/")
-        is_public = self.anonymous and is_inside
-        statistics_store = open_store(self.statistics_url, self.patience, is_public)
-        # Side by side: each waits for its store several times.
-        with ThreadPoolExecutor(1) as thread:
-            opening = thread.submit(open_statistics, statistics_store)
-            fields = open_fields(self.store, chunks=None if self.dask == "none" else {})
+        fields = open_fields(self.store, chunks=None if self.dask == "none" else {})
         fields = select(fields, names, self.url, levels)
         if self.missing_chunks == "land":
             self.store.allow_land(fields)
-        statistics = of_variables(
-            opening.result(), list(map(str, fields)), self.statistics_url
-        )
-        check_source(statistics, fields, self.url, self.statistics_url)
-        if split == "val":  # for which the climatology is a baseline
-            check_chunks(statistics_store, CLIMATOLOGY)
-        return fields, statistics
+
+        # Statistics elsewhere, even at a name that begins alike, may need keys.
+        is_inside = self.statistics_url.startswith(f"{self.url}/")
+        is_public = self.anonymous and is_inside
+
+        def open_one(name: Any) -> xr.Dataset:
+            place = f"{self.statistics_url}/{name}"
+            store = open_store(place, self.patience, is_public)
+            statistics = open_statistics(store, fields, self.url)
+            if split == "val":  # for which the climatology is a baseline
+                check_chunks(store, CLIMATOLOGY)
+            return statistics
+
+        # Side by side: each waits for its store several times.
+        with ThreadPoolExecutor() as threads:
+            return fields, list(threads.map(open_one, fields))
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -183,30 +183,26 @@ class CloudDataset(FieldDataset):
             raise
         samples = []
         for index, window in zip(indices, windows, strict=True):
-            fields = [np.concatenate(parts, axis=-1) for parts in window]
-            values = np.stack(fields)
+            values = np.stack(window)
             values = values.astype(np.float32)  # packed integers may be float64 by now
             samples.append((torch.from_numpy(self.normalise(values)), index))
         return samples
 
-    def lazy_window(self, index: int) -> list[list[Any]]:
-        """For each variable the one or two parts of the window, side by side in longitude."""
+    def lazy_window(self, index: int) -> list[Any]:
+        """The window of each variable, (T, H, W); with dask, its values are not read yet."""
         time, rows, columns = self.grid.slices(index)
-        width = self.grid.width
-        parts = [slice(columns.start, min(columns.stop, width))]
-        if columns.stop > width:
-            parts.append(slice(0, columns.stop - width))
+        places: Any = columns
+        if columns.stop > self.grid.width:
+            places = self.grid.columns(index)  # the last ones, then the first
         window = []
         for name in self.variables:
             variable = self.lazy_fields.variables[name]
-            lazy = []
-            for part in parts:
-                lazy.append(variable.isel(time=time, lat=rows, lon=part))
+            part = variable.isel(time=time, lat=rows, lon=places)
             if self.dask == "none":
                 # Read first, in the order of the store: a lazy array is slow once transposed.
-                lazy = [part.load() for part in lazy]
+                part = part.load()
             # With dask `data` is an array that is read later, together with the others.
-            window.append([part.transpose(*AXES).data for part in lazy])
+            window.append(part.transpose(*AXES).data)
         return window
 
     def stored_parts(self, index: int) -> list[tuple[str, list[slice]]]:
@@ -225,8 +221,9 @@ class CloudDataset(FieldDataset):
     def climatology(self, index: int) -> Tensor:
         """(V, T, H, W), normalised: the training period's mean for this place and time of year."""
         time, rows, _ = self.grid.slices(index)
-        monthly = self.statistics["climatology"]
         months = self.grid.month[time]
         columns = self.grid.columns(index)
-        values = monthly[:, months, rows, columns]
-        return torch.from_numpy(self.normalise(values.values))
+        monthly = []
+        for statistics in self.statistics:
+            monthly.append(statistics["climatology"][months, rows, columns].values)
+        return torch.from_numpy(self.normalise(np.stack(monthly)))

@@ -7,10 +7,9 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-import torch
 import xarray as xr
 
-from src.model.masking import hash32
+from src.reproducibility import hash32
 
 # Mean, amplitude of the waves, and unit.
 VARIABLES = {
@@ -23,68 +22,55 @@ NUM_WAVES = 6
 Shape = tuple[int, int, int]  # months, latitudes, longitudes
 
 
-def waves(shape: Shape, seed: int) -> list[tuple[np.ndarray, ...]]:
-    """Factors along each axis of waves that go round the globe: (T,), (H,), (W,)."""
-    # For whole axes, because the sine of a number can depend, in its last bit, on the length of the
-    # array that it is in; products and sums do not.
+def waves(shape: Shape, chunk: Shape, seed: int) -> tuple[Any, Any]:
+    """A sum of waves that go round the globe, (T, H, W), and its part without time, (H, W)."""
     generator = np.random.default_rng(seed)
     periods = (12, *shape[1:])  # a year, and once round the globe
-    axes = []
-    for period, size in zip(periods, shape, strict=True):
-        axes.append(2 * np.pi / period * np.arange(size))
-
-    factors = []
+    total: Any = 0
+    without_time: Any = 0
     for _ in range(NUM_WAVES):
         frequencies = generator.integers(1, 6, 3)
         phases = generator.uniform(0, 6, 3)
-        wave = []
-        for axis, frequency, phase in zip(axes, frequencies, phases, strict=True):
-            angle = frequency * axis + phase
-            wave.append(np.sin(angle).astype(np.float32))
-        factors.append(tuple(wave))
-    return factors
-
-
-def block(name: str, shape: Shape, seed: int, place: tuple[slice, ...]) -> np.ndarray:
-    """The values of a part of the cube, float32; land is NaN, in the same places in all months."""
-    t, y, x = place
-    mean, amplitude, _ = VARIABLES[name]
-    number = list(VARIABLES).index(name)
-    total = np.float32(0)
-    elevation = np.float32(0)
-    for time, lat, lon in waves(shape, 100 * seed + number):
-        total = total + time[t, None, None] * lat[y, None] * lon[x]
-    for _, lat, lon in waves(shape, 100 * seed + 99):
-        # Without time: land stays where it is.
-        elevation = elevation + lat[y, None] * lon[x]
-    # Noise as a hash of the place: no generator has to be seeded.
-    months, rows, columns = (torch.arange(part.start, part.stop) for part in place)
-    key = hash32(months + number)
-    key = hash32(key[:, None] + rows)
-    bits = hash32(key[..., None] + columns + seed).numpy()
-    noise = bits.astype(np.float32) * np.float32(2.0**-32)
-    signal = total + np.float32(0.2) * noise
-    values = np.float32(mean) + np.float32(amplitude) * signal
-    is_land = elevation > 0.8
-    return np.where(is_land, np.float32(np.nan), values)
+        factors = []
+        for axis, size in enumerate(shape):
+            position = 2 * np.pi / periods[axis] * np.arange(size)
+            angle = frequencies[axis] * position + phases[axis]
+            # Of the whole axis, because the sine of a number can depend, in its last bit, on the
+            # length of the array that it is in; products and sums do not.
+            factor = np.sin(angle).astype(np.float32)
+            factors.append(da.from_array(factor, chunk[axis]))
+        time, lat, lon = factors
+        total = total + time[:, None, None] * lat[:, None] * lon
+        without_time = without_time + lat[:, None] * lon
+    return total, without_time
 
 
 def cube_fields(shape: Shape, chunk: Shape, seed: int) -> xr.Dataset:
-    """All variables as dask arrays of these chunks; nothing is computed before it is asked for."""
+    """All variables as dask arrays of these chunks; nothing is computed before it is asked for.
 
-    def block_at(block_info: Any, variable: str) -> np.ndarray:
-        # dask describes under None the block to compute.
-        place = tuple(slice(*ends) for ends in block_info[None]["array-location"])
-        return block(variable, shape, seed, place)
-
-    grid = da.core.normalize_chunks(chunk, shape, dtype=np.float32)
+    float32; land is NaN, in the same places in all months.
+    """
+    axes: list[Any] = []
+    for size, length in zip(shape, chunk, strict=True):
+        # int: dask computes with the zero of a size's type, and a PositiveInt has none.
+        axes.append(da.arange(int(size), chunks=length))
+    months, rows, columns = axes
+    _, elevation = waves(shape, chunk, 100 * seed + 99)
     fields = {}
-    for name, (_, _, unit) in VARIABLES.items():
-        array = da.map_blocks(block_at, variable=name, chunks=grid, dtype=np.float32)
-        fields[name] = (("time", "lat", "lon"), array, {"units": unit})
-    months = np.datetime64("1900-01") + np.arange(shape[0])
+    for number, (name, (mean, amplitude, unit)) in enumerate(VARIABLES.items()):
+        total, _ = waves(shape, chunk, 100 * seed + number)
+        # Noise as a hash of the place: no generator has to be seeded.
+        key = hash32(months + number)
+        key = hash32(key[:, None] + rows)
+        bits: Any = hash32(key[..., None] + columns + seed)
+        noise = bits.astype(np.float32) * np.float32(2.0**-32)
+        signal = total + np.float32(0.2) * noise
+        values = np.float32(mean) + np.float32(amplitude) * signal
+        values = da.where(elevation > 0.8, np.float32(np.nan), values)
+        fields[name] = (("time", "lat", "lon"), values, {"units": unit})
+    dates = np.datetime64("1900-01") + np.arange(shape[0])
     coordinates = {
-        "time": months.astype("datetime64[ns]"),
+        "time": dates.astype("datetime64[ns]"),
         "lat": np.linspace(-90, 90, shape[1]),
         "lon": np.linspace(0, 360, shape[2], endpoint=False),
     }

@@ -23,7 +23,7 @@ PRELOADED = ("lightning", "torch", "xarray")
 
 
 def start_forkserver() -> None:
-    """Start the process that workers are copies of, while signals are ignored.
+    """Start the process that workers are copies of, unless they are spawned, with signals ignored.
 
     A terminal and a cluster signal all processes. Until worker_init_fn runs, a worker would die of
     it, and the training without a checkpoint. Workers inherit from this process to ignore it, and
@@ -75,7 +75,8 @@ class Loaders:
         if num_workers:
             self.worker_settings["prefetch_factor"] = prefetch_factor
             self.worker_settings["multiprocessing_context"] = multiprocessing_context
-            start_forkserver()
+            if multiprocessing_context == "forkserver":
+                start_forkserver()
         self.steps_per_epoch = len(self.train_set) // batch_size
         if not self.steps_per_epoch or not len(self.val_set):
             # It would train on nothing, silently.

@@ -1,6 +1,5 @@
 """An S3 server on this machine: the first process that needs it starts it, the last one ends it."""
 
-# uv run python -m src.data.s3_server                run it until Ctrl-C, for other programs
 # uv run python -m src.data.s3_server -- COMMAND     run a command that finds it in AWS_* variables
 #
 # SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
@@ -44,8 +43,6 @@ OPTIONS = [
     "-ip.bind=127.0.0.1",
     f"-bucket={BUCKET}",
     "-master.telemetry=false",
-]
-OPTIONS += [
     "-admin.ui=false",
     "-webdav=false",
     "-s3.port.iceberg=0",
@@ -77,7 +74,7 @@ def connect() -> dict[str, str]:
             fcntl.flock(_users_lock[0], fcntl.LOCK_SH)
         keeper = None
         deadline = time.monotonic() + START_SECONDS
-        # Without the file the address is "None/healthz", which does not answer either.
+        # Without a file there is no address, and nothing answers.
         while not answers(f"{dotenv_values(ENV_FILE).get('AWS_ENDPOINT_URL')}/healthz"):
             has_ended = keeper and keeper.poll() is not None
             if has_ended or time.monotonic() > deadline:
@@ -193,23 +190,19 @@ def keep() -> None:
         ENV_FILE.unlink(missing_ok=True)
 
 
-def main(arguments: list[str]) -> int:
-    """Run in the foreground, or become a command that has the server. Returns the exit code."""
+def run(command: list[str]) -> None:
+    """Become this command, which finds the server in AWS_* variables."""
     server = connect()
-    if arguments[:1] == ["--"]:
-        # exec keeps this process and its lock, and gives it to the command, which gets all signals.
-        os.set_inheritable(_users_lock[0], True)
-        os.execvpe(arguments[1], arguments[1:], os.environ | server)
-    print(
-        f"S3 server {server['AWS_ENDPOINT_URL']}, bucket {BUCKET}; Ctrl-C ends it. Elsewhere:"
-    )
-    print(f"  set -a; . {ENV_FILE}; set +a", flush=True)
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    return 0
+    # exec keeps this process and its lock, and gives it to the command, which gets all signals.
+    os.set_inheritable(_users_lock[0], True)
+    os.execvpe(command[0], command, os.environ | server)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["keep"]:
-        keep()
-    else:
-        sys.exit(main(sys.argv[1:]))
+    match sys.argv[1:]:
+        case ["keep"]:
+            keep()
+        case ["--", *command] if command:
+            run(command)
+        case _:
+            sys.exit("usage: python -m src.data.s3_server -- COMMAND")

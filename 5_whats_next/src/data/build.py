@@ -3,32 +3,34 @@
 # Objects appear whole or not at all. The store counts the regions that are left to write; a build
 # that was killed goes on with them. Statistics, which a training asks for, are written last.
 
+import itertools
 import math
-from contextlib import suppress
 from typing import Any
 
+import dask
 import xarray as xr
 import zarr
 from filelock import FileLock
+from jsonargparse.typing import PositiveFloat
 from tqdm import tqdm
+from tqdm.dask import TqdmCallback
 from zarr.codecs import ZstdCodec
 
 from src.data.checked_store import CheckedStore, ChunkError, NoStoreError
+from src.data.chunks import check_chunks
 from src.data.pytorch_dataset import ocean_fields
 from src.data.s3_server import FOLDER
 from src.data.statistics import (
-    CLIMATOLOGY,
+    array_of,
     check_dates,
-    compute_statistics,
     grid_of,
-    of_variables,
+    lazy_statistics,
     open_statistics,
     statistics_url,
 )
 from src.data.store import (
     AXES,
     MissingChunks,
-    check_chunks,
     open_fields,
     open_store,
     select,
@@ -37,8 +39,6 @@ from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
 OCEAN = "s3://embedded/ocean.zarr"
-# Windows of 12 of 54 months start anywhere, so a chunk has all months.
-OCEAN_CHUNK = (54, 18, 72)
 
 
 def build(
@@ -83,32 +83,32 @@ def build(
     fields = fields.chunk(sizes).assign_attrs(attributes)
     store = open_store(url, read_only=False)
     group = open_or_begin(store, fields)
-    left: Any = group.attrs["regions_left"]
-    # Those that check --repair wants to be built again.
-    damaged: Any = group.attrs.get("damaged_regions", 0)
-    left = max(left, damaged)
-    if left == len(starts):
+    progress: Any = group.attrs
+    # A repair begins at the first damaged region, a stopped build at the first that is missing.
+    first_missing = len(starts) - progress["regions_left"]
+    first_region = min(
+        first_missing, progress.get("first_damaged_region", first_missing)
+    )
+    if first_region == 0:
         settings: dict[str, Any] = {"chunks": tuple(chunks.values())}
         if shard:
             settings["shards"] = tuple(sizes.values())
         create_arrays(store, group, fields, settings)
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
 
-    if left:
+    if first_region < len(starts):
         print(f"{url}: {size_of(fields)}")
     # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
-    first = len(starts) - left
-    numbers = range(first, len(starts))
-    for number in tqdm(numbers, url, unit="region", disable=None):
+    regions = range(first_region, len(starts))
+    for number in tqdm(regions, url, unit="region", disable=None):
         region = slice(starts[number], starts[number] + sizes["time"])
         # Land, too: a chunk that is not there has to mean one that was lost.
         values.isel(time=region).to_zarr(
             store, region={"time": region}, write_empty_chunks=True
         )
         group.attrs["regions_left"] = len(starts) - number - 1
-    if damaged:
-        group.attrs["damaged_regions"] = 0
+    group.attrs.pop("first_damaged_region", None)
     add_statistics(url, train_period)
 
 
@@ -210,6 +210,7 @@ def add_statistics(
     levels: list[float] | None = None,
     again: bool = False,
     missing_chunks: MissingChunks = "error",
+    patience: PositiveFloat = 60,
 ) -> None:
     """The statistics of a training period, for a store that is there.
 
@@ -222,40 +223,56 @@ def add_statistics(
         levels: which values of the axis level; each makes a variable.
         again: also of variables that have statistics, because their values have changed.
         missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
+        patience: seconds that a read may take, with all retries.
     """
-    store = open_store(url, anonymous=anonymous)
+    store = open_store(url, patience, anonymous)
     fields = select(in_blocks(open_fields(store)), variables, url, levels)
     if missing_chunks == "land":
         store.allow_land(fields)
     time = fields.indexes["time"]
-    check_dates(time, find_period(time, train_period))  # before hours of computing
+    steps = find_period(time, train_period)
+    check_dates(time, steps)  # before hours of computing
     place = statistics_url(to or url, train_period)
-    source = url.rpartition("::")[2]  # without filecache::
-    known: list[str] = []
-    # Not there, not finished, or damaged. Those that cannot be read now are not overwritten.
-    with suppress(NoStoreError, ChunkError):
-        there = open_statistics(open_store(place))
-        check_chunks(open_store(place), CLIMATOLOGY)
-        known = there.attrs["variables"]
-    if known and there.attrs.get("url", source) != source:
-        raise UserError(f"{place}: the statistics of {there.attrs['url']} are here")
-    if known and there.attrs.get("grid") != grid_of(fields):
-        known = []
-    kept = [name for name in known if not (again and name in fields)]
-    missing = [name for name in fields if name not in kept]
-    if not missing:
-        return
-
-    statistics = compute_statistics(fields[missing], train_period)
-    if kept:
-        # Loaded, because they are written to the place where they come from.
-        others = of_variables(there, kept, place).load()
-        statistics = xr.concat([others, statistics], "variable")
-    statistics.attrs = {"variables": kept + missing, "grid": grid_of(fields)}
+    # Groups, through which check finds the statistics. They also show, before hours of computing,
+    # whether we may write here.
+    for group in (place.rpartition("/")[0], place):
+        zarr.open_group(open_store(group, patience, read_only=False), mode="a")
+    about: dict[str, Any] = {"grid": grid_of(fields)}
     if to:
-        statistics.attrs["url"] = source
-    # A group for all periods, through which check finds them.
-    zarr.open_group(open_store(f"{to or url}/statistics", read_only=False), mode="a")
+        about["url"] = url.rpartition("::")[2]  # without filecache::
+
+    missing = []
+    for name, field in fields.items():
+        statistics_store = open_store(f"{place}/{name}", patience)
+        if again or not has_statistics(statistics_store, fields, url):
+            missing.append(field)
+    # One array at a time: all of them at once would need gigabytes for dask's tasks. Its levels
+    # together: they may lie in the same chunks, which are read once.
+    for array, levels_of_array in itertools.groupby(missing, array_of):
+        lazy = {}
+        for field in levels_of_array:
+            lazy[f"{place}/{field.name}"] = lazy_statistics(field, steps)
+        with TqdmCallback(desc=f"statistics of {array}", unit="task", disable=None):
+            (computed,) = dask.compute(lazy)
+        for place_of_field, statistics in computed.items():
+            write_statistics(place_of_field, statistics.assign_attrs(about))
+
+
+def has_statistics(store: CheckedStore, fields: xr.Dataset, url: str) -> bool:
+    """Whether they are there, finished and whole. Raises UserError if they cannot be read now."""
+    try:
+        statistics = open_statistics(store, fields, url)
+        check_chunks(store, [(str(name), None) for name in statistics])
+    except (NoStoreError, ChunkError):
+        return False
+    return True
+
+
+def write_statistics(place: str, statistics: xr.Dataset) -> None:
+    """Write those of one variable. Raises UserError if it is constant or has no value."""
+    std = float(statistics["std"])
+    if not (math.isfinite(std) and std > 0):
+        raise UserError(f"{place}: standard deviation {std}: there is nothing to learn")
     statistics.to_zarr(
         open_store(place, read_only=False),
         mode="w",
@@ -265,9 +282,17 @@ def add_statistics(
     )
 
 
-def build_ocean(train_period: Period) -> None:
-    """Build the store of the default run, unless it is there."""
+def build_ocean(
+    url: str = OCEAN, train_period: Period = ("2006-04", "2008-09")
+) -> None:
+    """Chapter 0's real ocean, unless it is there.
+
+    Args:
+        url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
+        train_period: first and last date of the training, both inclusive.
+    """
+    command = {"command": "ocean", **locals()}
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / "build.lock"):  # two runs may start at the same time
-        command = {"command": "ocean"}
-        build(OCEAN, ocean_fields(), OCEAN_CHUNK, train_period, command)
+        # Windows of 12 of 54 months start anywhere, so a chunk has all months.
+        build(url, ocean_fields(), (54, 18, 72), train_period, command)

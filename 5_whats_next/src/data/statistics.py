@@ -1,19 +1,16 @@
 """Statistics of fields that do not fit into memory, with dask; kept in the store, with the data."""
 
-import itertools
 from typing import Any
 
-import dask
 import numpy as np
 import xarray as xr
-from tqdm.dask import TqdmCallback
 
 from src.data.checked_store import CheckedStore, NoStoreError
 from src.data.store import AXES, load_together, open_lazily
-from src.data.windows import Period, find_period
+from src.data.windows import Period
 from src.errors import UserError
 
-# All of it (see store.check_chunks). Large, so that only its windows are ever in memory.
+# All of it (see chunks.check_chunks). Large, so that only its windows are ever in memory.
 CLIMATOLOGY = [("climatology", None)]
 
 
@@ -22,36 +19,16 @@ def statistics_url(url: str, train_period: Period) -> str:
     return f"{url}/statistics/{train_period[0]}_{train_period[1]}"
 
 
-def compute_statistics(fields: xr.Dataset, train_period: Period) -> xr.Dataset:
-    """Compute the statistics of dask arrays over (time, lat, lon), block by block.
-
-    Returns mean, std (V,), climatology (V, 12, H, W) of the training period, has_values (V, T): any
-    at this step? Raises UserError for a variable that is constant or has no value.
-    """
-    steps = find_period(fields.indexes["time"], train_period)
-    results: list[xr.Dataset] = []
-    # One array at a time: all of them at once would need gigabytes for dask's tasks. Its levels
-    # together: they may lie in the same chunks, which are read once.
-    for array, levels in itertools.groupby(fields.values(), array_of):
-        lazy = [lazy_statistics(level, steps) for level in levels]
-        with TqdmCallback(desc=f"statistics of {array}", unit="task", disable=None):
-            results += dask.compute(*lazy)
-    result = xr.concat(results, "variable")
-    std = result["std"].values
-    if not (np.isfinite(std) & (std > 0)).all():
-        raise UserError(
-            f"standard deviation {std} of {list(fields)}: there is nothing to learn"
-        )
-    return result
-
-
 def array_of(field: xr.DataArray) -> str:
     """The array of the store that a field is from: that of several levels (store.select)."""
     return str(field.encoding.get("array", field.name))
 
 
 def lazy_statistics(field: xr.DataArray, steps: slice) -> xr.Dataset:
-    """The statistics of one variable, of which nothing is computed yet."""
+    """The statistics of one variable, of which nothing is computed yet.
+
+    mean, std (), climatology (12, H, W) of the training steps; has_values (T,): any at this step?
+    """
     values = field.astype("float32")
     train = values.isel(time=steps)
     # As in memory: see statistics() in pytorch_dataset.py.
@@ -64,13 +41,16 @@ def lazy_statistics(field: xr.DataArray, steps: slice) -> xr.Dataset:
         "climatology": monthly.transpose("month", "lat", "lon"),
         "has_values": values.notnull().any(("lat", "lon")),
     }
-    return xr.Dataset(lazy).reset_coords(drop=True).drop_vars("time")
+    # Without coordinates: they are those of the fields.
+    statistics = xr.Dataset(lazy)
+    return statistics.drop_vars(statistics.coords)
 
 
-def open_statistics(store: CheckedStore) -> xr.Dataset:
-    """The statistics at this place. The climatology stays in the store, because it may be large.
+def open_statistics(store: CheckedStore, fields: xr.Dataset, source: str) -> xr.Dataset:
+    """The statistics of a variable. The climatology stays in the store, because it may be large.
 
-    Raises NoStoreError if there are none, or none that are finished.
+    Raises NoStoreError if there are none, none that are finished, or those of another grid than
+    that of ``fields``; UserError if they are of another store than ``source``.
     """
     try:
         # Consolidated metadata are written last: without them, the statistics are not finished.
@@ -78,7 +58,15 @@ def open_statistics(store: CheckedStore) -> xr.Dataset:
     except NoStoreError as error:
         text = "no statistics of this period; build_store.py statistics makes them"
         raise NoStoreError(f"{store.url}: {text}") from error
-    statistics = statistics.reset_coords(drop=True)
+    # Statistics outside of their store name it. Before its address may stand filecache::
+    source = source.rpartition("::")[2]
+    owner = statistics.attrs.get("url", source)
+    if owner != source:
+        raise UserError(f"{store.url}: statistics of {owner}, and not of {source}")
+    # The store may have grown, or may have been written again.
+    if statistics.attrs.get("grid") != grid_of(fields):
+        text = "statistics of another grid; build_store.py statistics makes new ones"
+        raise NoStoreError(f"{store.url}: {text}")
     load_together(store, statistics, ["mean", "std", "has_values"])
     return statistics
 
@@ -110,26 +98,3 @@ def check_dates(time: Any, period: slice) -> None:
             f"no data between {time[before]} and {time[before + 1]}; "
             "put NaN where a date has none"
         )
-
-
-def check_source(
-    statistics: xr.Dataset, fields: xr.Dataset, url: str, place: str
-) -> None:
-    """Raise UserError if the statistics at ``place`` are not of these fields of ``url``."""
-    # Statistics outside of their store name it. Before its address may stand filecache::
-    source = statistics.attrs.get("url")
-    if source and source != url.rpartition("::")[2]:
-        raise UserError(f"{place}: statistics of {source}, and not of {url}")
-    # The store may have grown, or may have been written again.
-    if statistics.attrs.get("grid") != grid_of(fields):
-        text = "statistics of another grid; build_store.py statistics makes new ones"
-        raise UserError(f"{place}: {text}")
-
-
-def of_variables(statistics: xr.Dataset, names: list[str], url: str) -> xr.Dataset:
-    """The statistics of these variables, in this order. Raises UserError if one is not there."""
-    there = statistics.attrs["variables"]
-    if missing := [name for name in names if name not in there]:
-        text = f"no statistics of {missing}; build_store.py statistics makes them"
-        raise UserError(f"{url}: {text}")
-    return statistics.isel(variable=[there.index(name) for name in names])
