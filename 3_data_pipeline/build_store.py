@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import xarray as xr
 import zarr
 from distributed import Client
@@ -34,7 +35,6 @@ from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
     AXIS_NAMES,
-    MissingChunks,
     named_axes,
     open_fields,
     open_store,
@@ -141,12 +141,7 @@ def cube(
     build(url, fields, chunk, train_period, command, shard)
 
 
-def pack(
-    url: str,
-    chunk: Window,
-    levels: list[float] | None = None,
-    missing_chunks: MissingChunks = "error",
-) -> None:
+def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Run it again after values of the store were corrected: no reader notices an old copy.
@@ -155,28 +150,23 @@ def pack(
         url: a store that is finished.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
-        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
     """
-    source = open_store(url)
-    fields = select(open_fields(source, chunks={}), None, url, levels)
-    if missing_chunks == "land":
-        source.allow_land(fields)
-    packed = fields.to_dataarray("variable", "fields").drop_vars("variable")
-    # Whatever the store's order: FastDataset takes windows of a copy in this one.
-    packed = packed.transpose("variable", *AXES).astype("float32")
-    chunks = (len(fields), *map(min, chunk, packed.shape[1:]))
+    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
+    dims = ("variable", *AXES)
+    shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
+    chunks = (len(fields), *map(min, chunk, shape[1:]))
+    # Only for the shape: none of these zeros is written.
+    zeros = dask.array.zeros(shape, dtype="float32", chunks=shape)
     about = {
         "chunk": chunk,
         "levels": levels,
-        "missing_chunks": missing_chunks,
         "variables": list(fields),
         "grid": grid_of(fields),
     }
-    copy = packed.to_dataset().drop_encoding().assign_attrs(about)
+    copy = xr.Dataset({"fields": (dims, zeros)}, fields.coords, about).drop_encoding()
     encoding = with_checksums(copy)
     encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
     store = open_store(f"{url}/packed", read_only=False)
-    # safe_chunks: here only descriptions and axes are written.
     copy.to_zarr(
         store,
         mode="w",
@@ -184,16 +174,21 @@ def pack(
         encoding=encoding,
         zarr_format=3,
         consolidated=False,
-        safe_chunks=False,
     )
+
     # Some steps at a time: dask's tasks for all of a large store would take gigabytes. Whole chunks
-    # of both, so that none is read or written twice.
-    steps = math.lcm(packed.chunksizes["time"][0], chunks[1])
-    chunk_of_axis = dict(zip(packed.dims, chunks, strict=True))
-    for first in tqdm(range(0, packed.sizes["time"], steps), url, disable=None):
+    # of the store and of the copy, so that none is read or written twice.
+    steps = chunks[1]
+    for field in fields.values():
+        steps = math.lcm(steps, field.chunksizes["time"][0])
+    for first in tqdm(range(0, shape[1], steps), url, unit="region", disable=None):
         region = {"time": slice(first, first + steps)}
-        values = copy.drop_vars(AXES).isel(region).chunk(chunk_of_axis)
-        values.to_zarr(
+        part = fields.isel(region).to_dataarray("variable", "fields")
+        # Whatever the store's order: FastDataset takes windows of a copy in this one.
+        part = part.transpose(*dims).astype("float32").drop_encoding()
+        part = part.chunk(dict(zip(dims, chunks, strict=True)))
+        # Without the axes, which are written already.
+        part.drop_vars(part.coords).to_dataset().to_zarr(
             store, region=region, write_empty_chunks=True, consolidated=False
         )
     # At last: without them, nobody takes the copy for finished.
@@ -223,7 +218,7 @@ def check(url: str, repair: bool = False) -> None:
 
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
-    if not all(key.startswith(("packed", "statistics")) for key in bad):
+    if not all(key.startswith(("packed/", "statistics/")) for key in bad):
         attributes = zarr.open_group(open_store(url), mode="r").attrs
         command: Any = attributes.get("command")
         if not command:
@@ -233,11 +228,10 @@ def mend(url: str, bad: list[str]) -> None:
         build_again = COMMANDS[command.pop("command")]
         build_again(**command | {"url": url})
     mend_statistics(url, bad)
-    if any(key.startswith("packed") for key in bad):
+    if any(key.startswith("packed/") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")
         about: Any = copy.attrs
-        missing_chunks = about.get("missing_chunks", "error")
-        pack(url, tuple(about["chunk"]), about.get("levels"), missing_chunks)
+        pack(url, tuple(about["chunk"]), about.get("levels"))
 
 
 COMMANDS: dict[str, Any] = {

@@ -6,11 +6,13 @@ import random
 import subprocess
 import sys
 import time
+from unittest.mock import patch
 
 import build_store
 import google_crc32c
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from build_store import pack
 from torch import distributed
@@ -106,7 +108,7 @@ def read_all(settings: dict) -> None:
 def test_a_packed_copy_has_to_be_whole_and_can_be_mended(monkeypatch, tmp_path, capsys):
     """Broken by: no consolidated=False in pack: it would say at once that it is finished.
 
-    Or no pack in mend.
+    Or no pack in mend; or dask arrays of more than some steps, which take gigabytes.
     """
     url = str(tmp_path)
     cube = ["cube", "--months=36", "--height=18", "--width=36", "--chunk=[12,9,18]"]
@@ -123,13 +125,19 @@ def test_a_packed_copy_has_to_be_whole_and_can_be_mended(monkeypatch, tmp_path, 
             raise InterruptedError
         await write(store, key, value)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "set", write_until_killed)
-        with pytest.raises(InterruptedError):
-            pack(url, (1, 9, 9))
+    with (
+        patch.object(LocalStore, "set", write_until_killed),
+        pytest.raises(InterruptedError),
+    ):
+        pack(url, (1, 9, 9))
     with pytest.raises(UserError, match="packed is not finished"):
         FastDataset("train", **settings)
-    pack(url, (1, 9, 9))
+    to_zarr = xr.Dataset.to_zarr
+    with patch.object(xr.Dataset, "to_zarr", autospec=True, side_effect=to_zarr) as log:
+        pack(url, (1, 9, 9))
+    parts = [call.args[0]["fields"].data for call in log.call_args_list]
+    # The description; and three times the months of a chunk of the store.
+    assert [part.npartitions for part in parts] == [1, *3 * [12 * 2 * 4]]
 
     chunk = tmp_path / "packed" / "fields" / "c" / "0" / "5" / "1" / "1"
     whole = chunk.read_bytes()

@@ -67,10 +67,7 @@ class FastDataset(CloudDataset):
             self.encodings = self.packed_encodings()
         # In the processor's byte order, whatever the store's: TensorStore writes no other.
         self.dtype = self.encodings[0]["dtype"].newbyteorder("=")
-        if any(
-            encoding["dtype"] != self.encodings[0]["dtype"]
-            for encoding in self.encodings
-        ):
+        if len({encoding["dtype"] for encoding in self.encodings}) > 1:
             raise UserError(
                 f"{self.url}: the variables have several types; use CloudDataset"
             )
