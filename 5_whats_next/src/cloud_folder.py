@@ -9,7 +9,6 @@ from typing import Any
 
 from fsspec.asyn import sync
 
-from src.data.checked_store import status
 from src.data.store import file_system
 from src.errors import UserError
 
@@ -31,20 +30,18 @@ class CloudFolder:
         self.fs, self.path = file_system(
             url, asynchronous=False, read_timeout=READ_TIMEOUT
         )
-        self.has_conditions = False  # until probe has tried it
 
     def request(
         self,
         method: str,
         *arguments: Any,
-        seconds: float = TIMEOUT,
         size: int = 0,
         **settings: Any,
     ) -> Any:
         """Call an asynchronous method of the filesystem, which retries by itself."""
         # A limit for an answer is not enough: a transfer of which a byte arrives now and then would
         # never end.
-        seconds += SECONDS_PER_MB * size / 1e6
+        seconds = TIMEOUT + SECONDS_PER_MB * size / 1e6
 
         async def limited() -> Any:
             async with asyncio.timeout(seconds):
@@ -56,6 +53,9 @@ class CloudFolder:
             raise FileNotFoundError(f"{self.url}: {error}") from error
         except Exception as error:
             reason = str(error) or f"not finished in {seconds:.0f} s"
+            if isinstance(error, PermissionError):
+                # Without the right to list, AWS answers so for what is not there, too.
+                reason += "; a right is missing: to list (s3:ListBucket), read, write or delete"
             raise UserError(f"{self.url}: {type(error).__name__} {reason}") from error
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
@@ -91,26 +91,16 @@ class CloudFolder:
         finally:
             part.unlink(missing_ok=True)
 
-    def write(self, name: str, text: str, only_over: str = "") -> None:
-        """Write a small object; where the store knows conditions, only over this version."""
-        is_conditional = only_over and self.has_conditions
-        condition: dict[str, Any] = {"IfMatch": only_over} if is_conditional else {}
-        self.request("_pipe_file", f"{self.path}/{name}", text.encode(), **condition)
+    def write(self, name: str, text: str) -> None:
+        """Write a small object."""
+        self.request("_pipe_file", f"{self.path}/{name}", text.encode())
 
-    def read(self, name: str, seconds: float = TIMEOUT) -> str:
+    def read(self, name: str) -> str:
         """A small object; empty if there is none."""
         try:
-            path = f"{self.path}/{name}"
-            return self.request("_cat_file", path, seconds=seconds).decode()
+            return self.request("_cat_file", f"{self.path}/{name}").decode()
         except FileNotFoundError:
             return ""
-        except UserError as error:
-            if not isinstance(error.__cause__, PermissionError):
-                raise
-            # Without the right to list, AWS answers 403 for what is not there.
-            advice = "is the right to read, or to list (s3:ListBucket), missing?"
-            # Its cause stays: the uploader looks at it.
-            raise UserError(f"{error}; {advice}") from error.__cause__
 
     def version(self, name: str) -> str:
         """What changes with an object's content; empty if there is no object, or no such thing."""
@@ -119,49 +109,26 @@ class CloudFolder:
             return self.request("_info", f"{self.path}/{name}").get("ETag", "")
         return ""
 
-    def names(self) -> list[str]:
-        """The objects in this folder."""
+    def sizes(self) -> dict[str, int]:
+        """The objects in this folder, and their bytes."""
         self.fs.invalidate_cache()
-        with suppress(FileNotFoundError):
-            return [Path(path).name for path in self.request("_find", self.path)]
-        return []
-
-    def size(self, name: str) -> int:
-        """The bytes of an object."""
-        return int(self.request("_info", f"{self.path}/{name}")["size"])
+        try:
+            found = self.request("_find", self.path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {Path(path).name: int(about["size"]) for path, about in found.items()}
 
     def delete(self, name: str) -> None:
         """Delete an object."""
         self.request("_rm_file", f"{self.path}/{name}")
 
     def probe(self) -> None:
-        """Write, read and delete an object. Raises UserError if one of these is not allowed.
-
-        Also if an object that is not there cannot be told from one that may not be read.
-        """
+        """Write, list, read and delete an object. Raises UserError if one of these fails."""
         name = f"probe-{secrets.token_hex(8)}"
         self.write(name, name)
-        if self.read(name) != name:
+        if name not in self.sizes() or self.read(name) != name:
             raise UserError(f"{self.url}: what was written is not what is read")
-        if "s3" in self.fs.protocol:
-            # Some S3 servers ignore conditions, others refuse any request with one.
-            self.has_conditions = True
-            is_known = self.is_written(name, only_over=self.version(name))
-            self.has_conditions = is_known and not self.is_written(name, '"0"')
         self.delete(name)
-        self.read(name)  # what is not there: a new run's latest.json
-
-    def is_written(self, name: str, only_over: str) -> bool:
-        """Whether the store takes an object on this condition. Raises UserError if nobody knows."""
-        try:
-            self.write(name, name, only_over)
-        except UserError as error:
-            answer = status(getattr(error.__cause__, "__cause__", None))
-            # None (0), or a busy store's, which may know conditions: the run would go without.
-            if answer in (0, 429) or (answer >= 500 and answer != 501):
-                raise
-            return False
-        return True
 
 
 def digest(path: Path) -> str:

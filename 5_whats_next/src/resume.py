@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from src.callbacks import storage_path
 from src.checkpoint_files import newest_intact
+from src.cloud_folder import CloudFolder
 from src.cloud_run import CloudRun
 from src.config import CHAPTER, parse_config
 from src.errors import UserError
@@ -164,13 +165,14 @@ def lock(folder: Path, name: str, blocking: bool = False) -> Iterator[None]:
 
 
 def check_settings(place: Place, classes: tuple[type, ...]) -> None:
-    """Compare settings before a download replaces anything. Raises UserError if they differ."""
+    """Raise UserError if the run in the cloud has other settings than this command, or the disk.
+
+    Before a download replaces anything, and before an upload does.
+    """
     run = place.folder
-    cloud = CloudRun(f"{place.cloud}/{run.name}", run)
-    with lock(run, "lock", blocking=True):
-        _, step = newest_intact(run / "checkpoints")
+    address = f"{place.cloud}/{run.name}"
     try:
-        text = cloud.folder.read("config.yaml") if cloud.newer_than(step) else ""
+        text = CloudFolder(address).read("config.yaml")
     except UserError:
         return  # find_run tries again, and decides
     if not text:
@@ -182,8 +184,7 @@ def check_settings(place: Place, classes: tuple[type, ...]) -> None:
             try:
                 parse_config("", [*given, f"--resume={copy}"], *classes)
             except UserError as error:
-                message = str(error).replace(copy, cloud.folder.url)
-                raise UserError(message) from error
+                raise UserError(str(error).replace(copy, address)) from error
 
 
 def find_run(

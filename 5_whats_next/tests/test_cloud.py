@@ -1,7 +1,6 @@
 """The copy in the cloud: what arrives is whole, faults are survived, and the run comes back."""
 
 import contextlib
-import functools
 import itertools
 import math
 import re
@@ -15,7 +14,6 @@ import lightning_train
 import lightning_trainer
 import pytest
 import torch
-from botocore.exceptions import ClientError
 
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably, saved_step
@@ -50,6 +48,7 @@ def proxy(monkeypatch):
 def upload(folder, run, step):
     path = run / "checkpoints" / "last.ckpt"
     save_durably({"weights": [step] * 1000, "global_step": step}, path)
+    (run / "metrics.csv").write_text(str(step))
     cloud = CloudRun(folder.url, run)
     cloud.folder = folder
     cloud.claim()
@@ -66,10 +65,10 @@ def step_in_the_cloud(folder, place):
 def test_a_kill_at_each_request_of_an_upload_loses_nothing(
     folder, tmp_path, monkeypatch, capsys
 ):
-    """And leaves nothing but what others have put there.
+    """And leaves two checkpoints, and what others have put there.
 
-    Broken by: latest.json before the checkpoint; deletions before latest.json; no deletion in
-    claim, or one of what the list names; no OBJECT.
+    Broken by: metrics.csv after the checkpoint; deletions before it; no OBJECT; KEEP objects
+    beside the newest.
     """
     folder.write("epoch-7.ckpt", "somebody's own copy")
     for last in (1, 2):
@@ -84,13 +83,15 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(
         monkeypatch.undo()
         before, last = last, step_in_the_cloud(folder, tmp_path / str(step))
         assert last in (before, step)
+        assert int((tmp_path / str(step) / "metrics.csv").read_text()) >= last
         if request.call_count < step - 2:  # it was not killed
             break
     assert last == step > 7
-    # The list has named whole objects only.
-    assert "skipped" not in capsys.readouterr().out
-    listed = {entry["object"] for entry in CloudRun(folder.url, tmp_path).newer_than(0)}
-    assert set(folder.names()) == {"latest.json", "epoch-7.ckpt", *listed}
+    assert "skipped" not in capsys.readouterr().out  # each object was whole
+    newest, older = CloudRun(folder.url, tmp_path).copies()
+    assert newest.step > older.step
+    others = {"owner", "metrics.csv", "epoch-7.ckpt"}
+    assert set(folder.sizes()) == {newest.key, older.key, *others}
 
 
 # Of each kind of request. Broken by: no retries in store.py.
@@ -105,23 +106,30 @@ def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 5
 
 
-def test_a_lost_list_is_made_from_the_objects(folder, tmp_path):
-    """And goes on, by a start or while it trains.
+def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
+    """A run that had a list, and no owner; two checkpoints of one step; KEEP of each name.
 
-    Broken by: an empty list in place of entries_of_objects; no `owner and` in check_owner.
+    Broken by: no "" in check_owner; `<=` in upload; names that are not compared there.
     """
-    for step in (1, 2):
-        upload(folder, tmp_path / "run", step)
-    folder.delete("latest.json")
+    folder.write("latest.json", "{}")
+    for step in (1, 2, 2):
+        cloud = upload(folder, tmp_path / "run", step)
+        # Its pickled content differs.
+        path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+        save_durably({"global_step": 2, "other": 1}, path)
+    cloud.upload(path, "last.ckpt", 2)
+    folder.delete("owner")
     assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 2
-    cloud = upload(folder, tmp_path / "run", 3)
-    assert [entry["step"] for entry in cloud.read_list()[1]] == [3, 2]
-    folder.delete("latest.json")
-    cloud.upload(tmp_path / "run" / "checkpoints" / "last.ckpt", "best.ckpt", 3)
-    assert cloud.read_list()[0] == cloud.owner
+    assert [copy.step for copy in cloud.copies()] == [2, 2, 1]
+    cloud.upload(path, "best.ckpt", 3)
+    save_durably({"global_step": 3}, path)
+    cloud.upload(path, "last.ckpt", 3)
+    names = [(copy.name, copy.step) for copy in cloud.copies()]
+    assert sorted(names) == [("best.ckpt", 3), ("last.ckpt", 2), ("last.ckpt", 3)]
+    assert folder.read("latest.json") == "{}"
 
 
-@pytest.mark.parametrize("damage", ["cut", "bit", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "bit"])
 def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage):
     """And an outage is no damage: an older one would be taken.
 
@@ -135,15 +143,13 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage
         patch.setattr(CloudFolder, "download", no_answer)
         with pytest.raises(UserError, match="no answer"):
             find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
-    _, entries = CloudRun(folder.url, tmp_path).read_list()
-    for number, entry in enumerate(entries):
-        path = f"{folder.path}/{entry['object']}"
+    for number, copy in enumerate(CloudRun(folder.url, tmp_path).copies()):
+        path = f"{folder.path}/{copy.key}"
         content = bytearray(folder.request("_cat_file", path))
         content[len(content) // 2] ^= damage == "bit"
-        folder.delete(entry["object"])
-        if damage != "missing":
-            content = content[: -1 if damage == "cut" else None]
-            folder.request("_pipe_file", path, bytes(content))
+        folder.delete(copy.key)
+        content = content[: -1 if damage == "cut" else None]
+        folder.request("_pipe_file", path, bytes(content))
         if number == 0:
             assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 1
     assert "skipped: s3://embedded/tests/" in capsys.readouterr().out
@@ -165,24 +171,13 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 1
 
 
-def test_a_bucket_without_the_right_to_list(folder, monkeypatch):
-    """AWS answers 403 for what is not there. Broken by: no read behind the deletion in probe.
-
-    A run with a name looks for its list first. Broken by: no advice in read.
-    """
-    cat = folder.fs._cat_file
-
-    async def forbidden(*arguments, **settings):
-        try:
-            return await cat(*arguments, **settings)
-        except FileNotFoundError as error:
-            raise PermissionError("Forbidden") from error
-
-    monkeypatch.setattr(folder.fs, "_cat_file", forbidden)
-    for action in (folder.probe, lambda: folder.read("latest.json")):
-        with pytest.raises(UserError, match="or to list") as refused:
-            action()
-        assert isinstance(refused.value.__cause__, PermissionError)  # is_hopeless
+def test_a_bucket_without_the_right_to_list(folder, tmp_path, monkeypatch):
+    """Broken by: no list in probe; no advice in request."""
+    forbidden = mock.AsyncMock(side_effect=PermissionError("Forbidden"))
+    monkeypatch.setattr(folder.fs, "_find", forbidden)
+    with pytest.raises(UserError, match="to list") as refused:
+        folder.probe()
+    assert isinstance(refused.value.__cause__, PermissionError)  # is_hopeless
 
 
 def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
@@ -208,32 +203,6 @@ def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
     names = {file.name for file in path.parent.iterdir() if file.is_file()}
     assert names == {"last.ckpt", "best.ckpt.damaged"}
     assert set(uploader.damaged) == {"best.ckpt"}
-
-
-def test_a_store_that_refuses_conditions_is_used_without(monkeypatch, folder):
-    """Not one that is busy.
-
-    Broken by: has_conditions before the first write of probe has worked; no `raise` in is_written.
-    """
-    write = folder.write
-
-    def refuse(code, name, text, only_over=""):
-        if only_over and folder.has_conditions:
-            error = OSError()
-            answer = {"ResponseMetadata": {"HTTPStatusCode": code}}
-            error.__cause__ = ClientError(answer, "PutObject")
-            raise UserError("refused") from error
-        write(name, text, only_over)
-
-    for code, is_refusal in ((501, True), (403, True), (500, False), (0, False)):
-        monkeypatch.setattr(folder, "write", functools.partial(refuse, code))
-        with (
-            contextlib.nullcontext()
-            if is_refusal
-            else pytest.raises(UserError, match="refused")
-        ):
-            folder.probe()
-            assert not folder.has_conditions
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
@@ -271,14 +240,14 @@ def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, cap
     folder = CloudFolder(f"{RUNS}/{tmp_path.name}")
     copy = f"{RUNS}/copies/{tmp_path.name}"
     folder.request("_copy", folder.path, copy.removeprefix("s3://"), recursive=True)
-    for name in folder.names():
+    for name in folder.sizes():
         folder.delete(name)
     words = [f"--resume={copy}", f"--trainer.output_dir={tmp_path}/elsewhere"]
     call(monkeypatch, *words, "--trainer.max_steps=-1", script=lightning_train)
     console = capsys.readouterr().out
     assert console.count(f"cloud     {RUNS}/{tmp_path.name}") == 2
     assert f"cloud     {copy}" in console
-    assert not folder.read("latest.json")
+    assert not folder.read("owner")
     assert all(
         text in console for text in ("steps 5 to 12", "steps 8 to 12", "12: uploaded")
     )
@@ -351,7 +320,7 @@ def test_the_disk_is_taken_if_the_cloud_is_silent(proxy, folder, tmp_path, capsy
     upload(folder, tmp_path / "run", 3)
     proxy.faults = [Fault("stall", math.inf)]
     cloud = folder.url.removesuffix("/run")
-    with mock.patch("src.cloud_run.FIND_TIMEOUT", 1):
+    with mock.patch("src.cloud_folder.TIMEOUT", 1):
         path = find_run(tmp_path / "run", "auto", cloud)
         with pytest.raises(UserError, match="not finished in 1 s"):
             find_run(tmp_path / "new" / "run", "auto", cloud)
@@ -373,35 +342,6 @@ def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
         [str(seconds)] for seconds in (60, 120, 240, 480, 960)
     ]
     assert last == "cloud     uploads work again"
-
-
-def test_a_claim_loses_no_upload(folder, tmp_path):
-    """That comes while the list is read. Broken by: no only_over in claim."""
-    earlier = upload(folder, tmp_path / "run", 1)
-    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    later = CloudRun(folder.url, tmp_path / "later")
-    later.folder.probe()
-    write = later.folder.write
-    writes = []
-
-    def late(*arguments, **settings):
-        if not writes:
-            save_durably({"global_step": 2}, path)
-            earlier.upload(path, "last.ckpt", 2)
-        writes.append(arguments)
-        write(*arguments, **settings)
-
-    later.folder.write = late
-    later.claim()
-    assert len(writes) == 2
-    entries = later.newer_than(0)
-    assert [entry["step"] for entry in entries] == [2, 1]
-    listed = {entry["object"] for entry in entries}
-    assert set(folder.names()) == {"latest.json", *listed}
-    # Without a list nobody knows what counts.
-    folder.delete("latest.json")
-    later.claim()
-    assert listed < set(folder.names())
 
 
 def test_a_kill_between_two_downloads_loses_none(folder, tmp_path, monkeypatch):
@@ -479,12 +419,13 @@ class TrickleHandler(Handler):
             self.wfile.flush()
 
 
-def test_a_transfer_that_is_slow_and_never_silent(proxy, folder):
+def test_a_transfer_that_is_slow_and_never_silent(proxy, folder, monkeypatch):
     """Broken by: no asyncio.timeout in request; no SECONDS_PER_MB."""
     folder = CloudFolder(folder.url)
     proxy.RequestHandlerClass = TrickleHandler
+    monkeypatch.setattr("src.cloud_folder.TIMEOUT", 1)
     with pytest.raises(UserError, match="not finished in 2 s"):
-        folder.request("_cat_file", f"{folder.path}/a", seconds=1, size=400_000)
+        folder.request("_cat_file", f"{folder.path}/a", size=400_000)
 
 
 # With the blog's arguments. Broken by: no local_dir.
@@ -504,7 +445,7 @@ def test_any_module_is_uploaded(folder, tmp_path, capsys):
     )
     trainer.fit(OwnModule(), OwnData())
     assert "last.ckpt of step 36: uploaded" in capsys.readouterr().out
-    assert CloudRun(folder.url, tmp_path).newer_than(0)[0]["step"] == 36
+    assert CloudRun(folder.url, tmp_path).copies()[0].step == 36
 
 
 def test_lightning_cli_uploads(monkeypatch, tmp_path, capsys):
@@ -518,7 +459,7 @@ def test_lightning_cli_uploads(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     call(monkeypatch, "fit", f"-c={CHAPTER}/tests/cli.yaml", script=lightning_trainer)
     (address,) = re.findall(rf"cloud     ({RUNS}/\S+)", capsys.readouterr().out)
-    assert CloudRun(address, tmp_path / "copy").newer_than(3)
+    assert CloudRun(address, tmp_path / "copy").copies()[0].step > 3
 
 
 # Broken by: no second parse_config in find_start; no policy in find_run; no name in folder_of.
