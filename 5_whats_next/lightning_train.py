@@ -32,7 +32,7 @@ from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
 from src.quiet import hide_two_messages
 from src.report_callback import Report
-from src.resume import Start, find_start, lock, only_training
+from src.resume import Start, find_start, hold
 from src.stop_and_save import StopAndSave
 from src.tracking import new_run_folder
 
@@ -84,6 +84,7 @@ def train(start: Start, stack: ExitStack) -> int:
             f"trainer.devices: {settings.devices}; here are {torch.cuda.device_count()}"
         )
     if settings.devices > 1 and settings.num_nodes == 1 and not has_rank():
+        stack.close()  # rank 0 takes the folder
         return launch(settings.devices)
 
     # From here on every rank runs every line. Rank 0 alone makes a folder, and writes.
@@ -91,12 +92,10 @@ def train(start: Start, stack: ExitStack) -> int:
         folder = start.folder
     elif rank_zero_only.rank == 0:
         folder = new_run_folder((CHAPTER / settings.output_dir).resolve())
-        stack.enter_context(only_training(folder))
+        hold(folder, stack)
     else:
         folder = Path()  # the other ranks write nothing
     if rank_zero_only.rank == 0:
-        # A lock of its own: a launcher that is killed alone leaves its ranks training.
-        stack.enter_context(lock(folder, "writing"))
         folder.mkdir(parents=True, exist_ok=True)
     # What is uploaded has to be saved before.
     save_every = settings.checkpoint_every_n_steps or settings.upload_every_n_steps

@@ -1,7 +1,6 @@
 """Where a training begins: a new run, or a checkpoint on the disk or in the cloud."""
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,23 +37,6 @@ class Start:
     checkpoint: Path | None = None
 
 
-@dataclass
-class Place:
-    """Where a run is looked for.
-
-    Args:
-        folder: on the disk.
-        arguments: the settings that are given.
-        cloud: the folder of all runs there; empty for none.
-        policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
-    """
-
-    folder: Path
-    arguments: list[str]
-    cloud: str = ""
-    policy: Literal["auto", "must", "never"] = "must"
-
-
 def find_start(
     description: str, arguments: list[str], classes: tuple[type, ...], stack: ExitStack
 ) -> Start:
@@ -62,54 +44,42 @@ def find_start(
 
     ``stack`` keeps the run's folder for this process.
     """
-    # Needed before the settings are read: their file may have to be downloaded into this folder.
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
-    early.add_argument("--trainer.output_dir", default="", dest="output_dir")
     options, others = early.parse_known_args(arguments)
-
     if "://" in options.resume:
-        # An output_dir may also stand in a file.
-        given, _ = parse_config(description, others, *classes)
-        output_dir = options.output_dir or given.trainer.output_dir
-        place = place_of_address(options.resume, output_dir, others)
+        # An address is a path and a name, which has to have a checkpoint.
+        cloud, _, name = options.resume.rstrip("/").rpartition("/")
+        arguments = [
+            *others,
+            f"--trainer.cloud_storage_path={cloud}",
+            f"--trainer.run_name={name}",
+            "--trainer.resume_policy=must",
+        ]
     elif options.resume:
-        place = Place(Path(options.resume).resolve(), arguments)
-    else:
+        folder = Path(options.resume).resolve()
+        if not folder.is_dir():
+            raise UserError(f"--resume: {folder} is no folder")
+        hold(folder, stack)
+        checkpoint = find_run(folder, "must", "")
         config, resolved = parse_config(description, arguments, *classes)
-        if not config.trainer.run_name:
-            return Start(config, resolved)
-        place = place_of_name(config.trainer, arguments)
+        return Start(config, resolved, folder, checkpoint)
 
-    stack.enter_context(only_training(place.folder))
-    if place.cloud:
-        check_settings(place, classes)
-    checkpoint = find_run(place.folder, place.policy, place.cloud)
-    if checkpoint:
-        # The saved settings apply; a setting given here must not contradict them.
-        resumed = [*place.arguments, f"--resume={place.folder}"]
-        config, resolved = parse_config(description, resumed, *classes)
-    return Start(config, resolved, place.folder, checkpoint)
-
-
-def place_of_address(address: str, output_dir: str, arguments: list[str]) -> Place:
-    """That of ``--resume s3://BUCKET/FOLDER/NAME``."""
-    cloud, _, name = address.rstrip("/").rpartition("/")
-    # Also for uploads: the run at this address goes on, and no other.
-    arguments = [
-        *arguments,
-        f"--trainer.output_dir={output_dir}",
-        f"--trainer.cloud_storage_path={cloud}",
-        f"--trainer.run_name={name}",
-    ]
-    return Place(folder_of(output_dir, name), arguments, cloud)
-
-
-def place_of_name(settings: Namespace, arguments: list[str]) -> Place:
-    """That of ``--trainer.run_name NAME``."""
+    config, resolved = parse_config(description, arguments, *classes)
+    settings = config.trainer
+    if not settings.run_name:
+        return Start(config, resolved)
     folder = folder_of(settings.output_dir, settings.run_name)
     cloud = storage_path(settings.cloud_storage_path)
-    return Place(folder, arguments, cloud, settings.resume_policy)
+    hold(folder, stack)
+    if cloud:
+        check_settings(f"{cloud}/{folder.name}", folder, arguments, classes)
+    checkpoint = find_run(folder, settings.resume_policy, cloud)
+    if checkpoint:
+        # The saved settings apply; a setting given here must not contradict them.
+        resumed = [*arguments, f"--resume={folder}"]
+        config, resolved = parse_config(description, resumed, *classes)
+    return Start(config, resolved, folder, checkpoint)
 
 
 def folder_of(output_dir: str, name: str) -> Path:
@@ -123,21 +93,12 @@ def folder_of(output_dir: str, name: str) -> Path:
     return folder
 
 
-@contextmanager
-def only_training(folder: Path) -> Iterator[None]:
-    """Keep a run's folder for this process and its ranks. Raises UserError if it is in use."""
-    # The operating system takes a lock back however the process ends. A rank of a launcher has that
-    # of the launcher.
-    locked = os.environ.get("LOCKED_RUN")
-    if rank_zero_only.rank != 0 or locked == str(folder):
-        yield
-        return
-    with lock(folder, "training"):
-        os.environ["LOCKED_RUN"] = str(folder)
-        try:
-            yield
-        finally:
-            os.environ.pop("LOCKED_RUN", None)
+def hold(folder: Path, stack: ExitStack) -> None:
+    """Keep a run's folder for this process. Raises UserError if another one trains there."""
+    # The operating system takes a lock back however the process ends. One of the launcher would go
+    # if it is killed alone, and its ranks train on: it gives the folder to rank 0.
+    if rank_zero_only.rank == 0:
+        stack.enter_context(lock(folder, "training"))
 
 
 @contextmanager
@@ -164,13 +125,13 @@ def lock(folder: Path, name: str, blocking: bool = False) -> Iterator[None]:
         yield
 
 
-def check_settings(place: Place, classes: tuple[type, ...]) -> None:
+def check_settings(
+    address: str, run: Path, arguments: list[str], classes: tuple[type, ...]
+) -> None:
     """Raise UserError if the run in the cloud has other settings than this command, or the disk.
 
     Before a download replaces anything, and before an upload does.
     """
-    run = place.folder
-    address = f"{place.cloud}/{run.name}"
     try:
         text = CloudFolder(address).read("config.yaml")
     except UserError:
@@ -180,7 +141,7 @@ def check_settings(place: Place, classes: tuple[type, ...]) -> None:
     local = run / "config.yaml"
     with TemporaryDirectory() as copy:
         Path(copy, "config.yaml").write_text(text)
-        for given in (place.arguments, [f"-c={local}"] if local.exists() else []):
+        for given in (arguments, [f"-c={local}"] if local.exists() else []):
             try:
                 parse_config("", [*given, f"--resume={copy}"], *classes)
             except UserError as error:

@@ -10,7 +10,8 @@ import pytest
 
 from src import preemption
 from src.checkpoint_files import newest_intact
-from src.resume import find_run
+from src.errors import UserError
+from src.resume import find_run, lock
 from tests.runs import TWO_RANKS, start, wait_for_step
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,20 @@ def test_a_rank_that_is_killed_ends_the_others(monkeypatch, tmp_path):
         assert newest_intact(path.parent)[1] >= 4
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)  # nobody is left
+
+
+def test_a_launcher_that_is_killed_alone(tmp_path):
+    """Its ranks train on, and keep the folder. Broken by: a lock of the launcher alone."""
+    settings = ["--trainer.run_name=mine", "--trainer.max_epochs=1000"]
+    settings += ["--trainer.devices=2", "--trainer.cloud_storage_path=none"]
+    process = start(tmp_path, *settings, command=[*TWO_RANKS, "lightning_train.py"])
+    wait_for_step(process, tmp_path / "mine", 1)
+    process.kill()
+    process.wait()
+    with pytest.raises(UserError, match="another process is training"):
+        with lock(tmp_path / "mine", "training"):
+            pass
+    os.killpg(process.pid, signal.SIGKILL)
 
 
 # The last checkpoint counts. Broken by: no thread in TimedStopRequest; no kill of the workers.
