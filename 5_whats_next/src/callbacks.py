@@ -103,8 +103,7 @@ class CloudUploadCallback(Callback):
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Make an upload due at once: of what an earlier process has left."""
         # Otherwise jobs that are shorter than the interval would never upload.
-        self.last_upload_epoch = trainer.current_epoch - self.interval
-        self.last_upload_step = self.last_multiple(trainer.global_step)
+        self.last_period: Any = None
         self.first_step = trainer.global_step
 
     @rank_zero_only
@@ -118,8 +117,14 @@ class CloudUploadCallback(Callback):
         # Of a killed process.
         shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)
         cloud = CloudRun(f"{self.path}/{self.run_name}", run)
-        cloud.folder.probe()  # a missing right is found now, and not after an hour
-        cloud.claim()
+        try:
+            cloud.folder.probe()  # a missing right is found now, and not after an hour
+            cloud.claim()
+        except UserError as error:
+            # An outage does not stop a run that goes on from the disk: the first upload claims it.
+            if isinstance(error.__cause__, PermissionError) or not self.files():
+                raise
+            print(f"cloud     not yet: {error}", flush=True)
         is_here = f"//{BUCKET}/" in self.path
         note = " (a server on this disk, so no backup)" if is_here else ""
         print(f"cloud     {cloud.folder.url}{note}", flush=True)
@@ -132,23 +137,18 @@ class CloudUploadCallback(Callback):
             return
         if self.uploader.is_taken_over():
             self.finish(0)  # ends the program
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        # Lightning logs after the step, when global_step is one more.
+        if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
             uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
             age = float(trainer.global_step - uploaded)
             self.log("train_upload_age_steps", age, rank_zero_only=True)
         # Not in on_train_batch_end: ModelCheckpoint writes after all other callbacks.
-        epochs = trainer.current_epoch - self.last_upload_epoch
-        steps = trainer.global_step - self.last_upload_step
-        is_due = epochs >= self.interval or 0 < self.every <= steps
-        if self.during_training and is_due:
+        steps = trainer.global_step // self.every if self.every else 0
+        period = (trainer.current_epoch // self.interval, steps)
+        if self.during_training and period != self.last_period:
             self.enqueue_new()
-            self.last_upload_epoch = trainer.current_epoch
-            self.last_upload_step = self.last_multiple(trainer.global_step)
-
-    def last_multiple(self, step: int) -> int:
-        """The last step at which StopAndSave saves: its next save is uploaded at once."""
-        return step - step % self.every if self.every else step
+            self.last_period = period
 
     def files(self) -> list[Path]:
         """The checkpoints on the disk, without those that were replaced."""

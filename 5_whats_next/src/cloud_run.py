@@ -68,8 +68,9 @@ class CloudRun:
 
     def claim(self) -> None:
         """From now on this process uploads the run; another one that did so has to end."""
-        self.owner = secrets.token_hex(8)
-        self.folder.write("owner", self.owner)
+        owner = secrets.token_hex(8)
+        self.folder.write("owner", owner)
+        self.owner = owner
 
     def check_owner(self) -> None:
         """Raise TakenOverError if another process has claimed the run."""
@@ -81,6 +82,8 @@ class CloudRun:
         """Upload the checkpoint ``path`` as ``name``, and what belongs to it."""
         if not is_intact(path):
             raise DamagedFileError(f"{name} is damaged on this disk")
+        if not self.owner:  # there was an outage at the start
+            self.claim()
         self.check_owner()
         # Before the checkpoint: a resume drops rows after its step, but cannot add any.
         for filename in ("config.yaml", "metrics.csv"):

@@ -315,17 +315,36 @@ def test_the_newest_checkpoint_wins(tmp_path):
     assert not list((tmp_path / ".uploads").iterdir())
 
 
-def test_the_disk_is_taken_if_the_cloud_is_silent(proxy, folder, tmp_path, capsys):
-    """Without one there, the run does not begin. Broken by: no `raise` in find_run; no limit."""
-    upload(folder, tmp_path / "run", 3)
+def test_the_disk_is_taken_if_the_cloud_is_silent(
+    proxy, monkeypatch, tmp_path, whole, capsys
+):
+    """And is uploaded when it answers. Without a checkpoint there, the run does not begin.
+
+    Broken by: no `raise` in find_run; no limit; no `except` in open; no claim in upload.
+    """
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, "max_steps=3")
+    earlier = CloudFolder(f"{RUNS}/{tmp_path.name}").read("owner")
+    monkeypatch.setattr("src.uploader.PAUSE", 0.01)
+    monkeypatch.setattr("src.cloud_folder.TIMEOUT", 0.5)
     proxy.faults = [Fault("stall", math.inf)]
-    cloud = folder.url.removesuffix("/run")
-    with mock.patch("src.cloud_folder.TIMEOUT", 1):
-        path = find_run(tmp_path / "run", "auto", cloud)
-        with pytest.raises(UserError, match="not finished in 1 s"):
-            find_run(tmp_path / "new" / "run", "auto", cloud)
-    assert path == tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert "resume    from the disk, because of" in capsys.readouterr().out
+    with pytest.raises(UserError, match="not finished in 0 s"):
+        training(monkeypatch, tmp_path, "run_name=new")
+
+    def end(callback, trainer, *_):
+        if trainer.global_step == 8:
+            proxy.faults = []
+            monkeypatch.setattr("src.cloud_folder.TIMEOUT", 60)
+
+    monkeypatch.setattr(StopAndSave, "on_train_batch_start", end, raising=False)
+    capsys.readouterr()
+    folder = training(monkeypatch, tmp_path)
+    console = capsys.readouterr().out
+    assert "resume    from the disk, because of" in console
+    assert "cloud     not yet: " in console
+    assert "last.ckpt of step 12: uploaded" in console
+    assert rows(folder) == whole
+    assert CloudFolder(f"{RUNS}/{tmp_path.name}").read("owner") != earlier
 
 
 def test_failures_are_said_at_growing_intervals(monkeypatch, capsys):
@@ -387,9 +406,18 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     callback.checkpoints = tmp_path
     trainer = mock.Mock(current_epoch=9, global_step=36, log_every_n_steps=100)
     callback.on_train_start(trainer, None)
-    assert callback.last_upload_step == 35  # so the next save is uploaded, too
+    for step, calls in ((36, 1), (39, 1), (40, 2)):
+        trainer.global_step = step
+        callback.enqueued.clear()
+        callback.on_train_batch_start(trainer)
+        assert callback.uploader.enqueue.call_count == calls
+    # Once more at a multiple of log_every_n_steps: as old as its row says.
+    callback.log = mock.Mock()
+    trainer.global_step = 99
     callback.on_train_batch_start(trainer)
-    callback.uploader.enqueue.assert_called_once()
+    callback.log.assert_called_once_with(
+        "train_upload_age_steps", 63.0, rank_zero_only=True
+    )
     assert callback.finish(1) == ["gone.ckpt", "last.ckpt"]
 
 
