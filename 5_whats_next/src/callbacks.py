@@ -211,20 +211,17 @@ class CloudUploadCallback(Callback):
     def report_uploads(self, uploader: Uploader) -> list[str]:
         """Print what has arrived; returns the names of what should have, and has not."""
         missing = []
-        # Also those that could not be enqueued, for want of room, or were set aside.
-        names = sorted({path.name for path in self.files()}.union(uploader.damaged))
-        if self.on_end and not names:
+        # Of the disk: what could not be enqueued, for want of room, is among them.
+        files = self.files()
+        if not files:
             missing.append(f"any checkpoint of {self.checkpoints}")
-        for name in names:
+        for path in files:
             # After a signal there is no time to read gigabytes.
-            step = recorded_step(self.checkpoints / name)
-            if step is not None and uploader.uploaded.get(name) == step:
-                print(f"cloud     {name} of step {step}: uploaded", flush=True)
-                continue
-            if self.on_end:
-                missing.append(name)
-            reason = uploader.error or "too slow"
-            print(
-                f"cloud     {name} of step {step}: NOT UPLOADED ({reason})", flush=True
-            )
-        return missing
+            step = recorded_step(path)
+            state = "uploaded"
+            if step is None or uploader.uploaded.get(path.name) != step:
+                reason = uploader.refused.get(path.name) or uploader.error or "too slow"
+                state = f"NOT UPLOADED ({reason})"
+                missing.append(path.name)
+            print(f"cloud     {path.name} of step {step}: {state}", flush=True)
+        return missing if self.on_end else []

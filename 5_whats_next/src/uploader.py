@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from src.checkpoint_files import add_name, saved_step, set_aside
+from src.checkpoint_files import add_name, saved_step
 from src.cloud_run import CloudRun, DamagedFileError, TakenOverError
 
 PAUSE = 5.0  # seconds between two attempts of an upload, each with its own retries
@@ -15,7 +15,7 @@ FIRST_NOTICE, LONGEST_NOTICE = 60.0, 3600.0  # seconds between two lines about a
 class Uploader(threading.Thread):
     """Uploads the newest file of each name; one that is older and still waits is left out.
 
-    Whatever goes wrong is printed and tried again: the training does not stop for it.
+    What goes wrong is printed, and tried again if that can help: the training does not stop for it.
     """
 
     def __init__(self, run: CloudRun) -> None:
@@ -24,8 +24,8 @@ class Uploader(threading.Thread):
         self.changed = threading.Condition()  # guards what follows
         self.waiting: dict[str, tuple[Path, int]] = {}  # file and step, by name
         self.uploaded: dict[str, int] = {}  # step of the newest uploaded file, by name
-        # The newest file of a name, if it is damaged.
-        self.damaged: dict[str, Path] = {}
+        # Why a file is not uploaded, where another attempt cannot help; by name.
+        self.refused: dict[str, Exception] = {}
         self.is_busy = False
         self.is_closed = False
         self.error: Exception | None = None  # of the last attempt
@@ -33,9 +33,15 @@ class Uploader(threading.Thread):
         self.next_notice = 0.0
 
     def enqueue(self, path: Path) -> None:
-        """Upload this file as it is now."""
+        """Upload this file as it is now. Raises OSError if it is gone, or if there is no room."""
         # Here, and not in the thread: if Python ends while a thread is inside of torch, it aborts.
-        step = saved_step(path)
+        try:
+            step = saved_step(path)
+        except OSError:
+            raise
+        except Exception as error:  # a damaged file can fail anywhere
+            self.refuse(path.name, error)
+            return
         snapshot = path.parent / ".uploads" / f"{time.time_ns()}-{path.name}"
         snapshot.parent.mkdir(exist_ok=True)
         add_name(path, snapshot)
@@ -61,9 +67,11 @@ class Uploader(threading.Thread):
             with self.changed:
                 self.is_busy = False
                 self.error = error
-                with suppress(OSError):  # the log is on a full disk
-                    self.notify(error)
-                self.keep_or_delete(snapshot, name, step)
+                self.notify(error)
+                if error and name not in self.waiting:
+                    self.waiting[name] = (snapshot, step)
+                else:  # uploaded or refused, or a newer one waits
+                    snapshot.unlink(missing_ok=True)
                 self.changed.notify_all()
                 if self.is_taken_over():
                     return
@@ -71,39 +79,36 @@ class Uploader(threading.Thread):
                     self.changed.wait(PAUSE)
 
     def attempt(self, snapshot: Path, name: str, step: int) -> Exception | None:
-        """Upload one file. Returns what has gone wrong."""
+        """Upload one file. Returns why it has to be tried again."""
         try:
             self.cloud.upload(snapshot, name, step)
+        except DamagedFileError as error:
+            self.refuse(name, error)
         except Exception as error:
             return error
-        self.uploaded[name] = step
+        else:
+            self.uploaded[name] = step
+            self.refused.pop(name, None)
         return None
 
-    def keep_or_delete(self, snapshot: Path, name: str, step: int) -> None:
-        """Keep a file for another attempt, or as damaged; delete it if neither is needed."""
-        is_damaged = isinstance(self.error, DamagedFileError)
-        if (is_damaged or not self.error) and name in self.damaged:
-            self.damaged.pop(name).unlink(missing_ok=True)  # it has been replaced
-        if is_damaged:
-            self.damaged[name] = snapshot
-        elif self.error and name not in self.waiting:
-            self.waiting[name] = (snapshot, step)  # otherwise a newer one waits
-        else:
-            snapshot.unlink(missing_ok=True)
+    def refuse(self, name: str, error: Exception) -> None:
+        """Leave out a file that no attempt can upload."""
+        self.refused[name] = error
+        say(f"{name} is not uploaded: {error}")
 
     def notify(self, error: Exception | None) -> None:
         """Say when uploads begin to fail, again at growing intervals, and when they work again."""
         now = time.monotonic()
         if error is None:
             if self.failing_since:
-                print("cloud     uploads work again", flush=True)
+                say("uploads work again")
             self.failing_since = 0.0
             self.next_notice = 0.0
         elif now >= self.next_notice:
             self.failing_since = self.failing_since or now
             seconds = now - self.failing_since
             since = f" for {seconds:.0f} s" if seconds else ""
-            print(f"cloud     uploads fail{since}: {error}", flush=True)
+            say(f"uploads fail{since}: {error}")
             # As long again as they have failed already.
             wait = min(max(seconds, FIRST_NOTICE), LONGEST_NOTICE)
             self.next_notice = now + wait
@@ -130,21 +135,18 @@ class Uploader(threading.Thread):
             self.error = None  # another attempt, also after an error
             self.changed.notify_all()
             if not is_over():
-                print(f"cloud     last uploads, {seconds:.0f} s at most", flush=True)
+                say(f"last uploads, {seconds:.0f} s at most")
             self.changed.wait_for(is_over, seconds)
 
     def close(self) -> None:
-        """End the thread, and set aside what is damaged.
-
-        A request that does not answer is left to its time limit.
-        """
+        """End the thread. A request that does not answer is left to its time limit."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
         self.join(timeout=1)
-        # Not in the thread: the training may be replacing the file.
-        for name, snapshot in list(self.damaged.items()):
-            original = snapshot.parents[1] / name
-            if original.exists() and original.samefile(snapshot):
-                set_aside(original)  # the next start downloads it again
-            snapshot.unlink(missing_ok=True)
+
+
+def say(line: str) -> None:
+    """Print a line about uploads, unless the log is on a full disk."""
+    with suppress(OSError):
+        print(f"cloud     {line}", flush=True)

@@ -180,10 +180,10 @@ def test_a_bucket_without_the_right_to_list(folder, tmp_path, monkeypatch):
     assert isinstance(refused.value.__cause__, PermissionError)  # is_hopeless
 
 
-def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
-    """An older one, which no start has read; at the end: the training may be replacing it.
+def test_a_damaged_file_is_refused_once(folder, tmp_path, capsys):
+    """An older one, which no start has read; and one that not even names its step.
 
-    Broken by: no is_damaged in Uploader.run; set_aside there.
+    Broken by: no DamagedFileError in Uploader.attempt; an error out of enqueue.
     """
     cloud = upload(folder, tmp_path / "run", 2)
     path = tmp_path / "run" / "checkpoints" / "best.ckpt"
@@ -192,17 +192,19 @@ def test_a_damaged_file_is_set_aside_and_not_tried_again(folder, tmp_path):
     content = bytearray(path.read_bytes())
     content[content.index(weights.numpy().tobytes()) + 5] ^= 1
     path.write_bytes(content)
-    uploader = Uploader(cloud)
-    uploader.start()
-    uploader.enqueue(path)
-    with uploader.changed:
-        assert uploader.changed.wait_for(lambda: uploader.error, 60)
-        assert not uploader.waiting
-    assert path.exists()
-    uploader.close()
-    names = {file.name for file in path.parent.iterdir() if file.is_file()}
-    assert names == {"last.ckpt", "best.ckpt.damaged"}
-    assert set(uploader.damaged) == {"best.ckpt"}
+    empty = path.with_name("empty.ckpt")
+    empty.touch()
+    callback = CloudUploadCallback("none")
+    callback.checkpoints = path.parent
+    callback.uploader = Uploader(cloud)
+    callback.uploader.start()
+    assert callback.finish(1e6) == ["best.ckpt", "empty.ckpt"]
+    console = capsys.readouterr().out
+    assert "best.ckpt of step 1: NOT UPLOADED (best.ckpt is damaged" in console
+    assert "empty.ckpt of step None: NOT UPLOADED (" in console
+    assert console.count("best.ckpt is not uploaded: ") == 1
+    assert "last.ckpt of step 2: uploaded" in console
+    assert not list(path.parent.glob(".uploads/*"))
 
 
 def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
@@ -399,7 +401,7 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
     save_durably({"global_step": 36}, tmp_path / "last.ckpt")
     (tmp_path / "gone.ckpt").symlink_to("nowhere")
     callback = CloudUploadCallback("none", upload_interval=10, upload_every_n_steps=5)
-    callback.uploader = mock.Mock(uploaded={}, damaged=set())
+    callback.uploader = mock.Mock(uploaded={}, refused={})
     callback.uploader.error = OSError("no room")
     callback.uploader.is_taken_over.return_value = False
     callback.uploader.enqueue.side_effect = callback.uploader.error
@@ -427,12 +429,10 @@ def test_the_last_lines_are_true_and_read_no_weights(monkeypatch, tmp_path):
     save_durably({"global_step": 3}, tmp_path / "best.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"")
     callback = CloudUploadCallback("none")
-    # The third one has been set aside, so it is not in the folder.
-    damaged = {"gone.ckpt"}
-    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3}, damaged=damaged)
+    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3}, refused={})
     callback.uploader.is_taken_over.return_value = False
     callback.checkpoints = tmp_path
-    assert callback.finish(1) == ["gone.ckpt", "last.ckpt"]
+    assert callback.finish(1) == ["last.ckpt"]
 
 
 class TrickleHandler(Handler):
@@ -514,13 +514,14 @@ def test_bad_input(monkeypatch, tmp_path):
 
 
 def test_a_full_log_does_not_end_the_uploads(monkeypatch, tmp_path):
-    """Broken by: no suppress around notify."""
+    """Broken by: no suppress in say."""
     monkeypatch.setattr("src.uploader.PAUSE", 0.01)
     path = tmp_path / "last.ckpt"
     save_durably({"global_step": 1}, path)
     cloud = mock.Mock(**{"upload.side_effect": [UserError("down"), None]})
     uploader = Uploader(cloud)
-    uploader.notify = mock.Mock(side_effect=OSError("no space left on device"))
+    full = mock.Mock(side_effect=OSError("no space left on device"))
+    monkeypatch.setattr("builtins.print", full)
     uploader.start()
     uploader.enqueue(path)
     uploader.flush(seconds=60)
