@@ -190,10 +190,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
         checkpoint = read_checkpoint(path)
         # ModelCheckpoint forgets the best score if the run's folder has another path now, as on
         # another machine: the next epoch would then replace best.ckpt, however bad it is.
-        folder = str(path.resolve().parent)
-        for name, state in checkpoint["callbacks"].items():
-            if old_folder := state.get("dirpath"):
-                checkpoint["callbacks"][name] = move_paths(state, old_folder, folder)
+        for state in checkpoint["callbacks"].values():
+            if "dirpath" in state:
+                state["dirpath"] = str(path.resolve().parent)
         return checkpoint
 
 
@@ -206,14 +205,3 @@ def unreadable_entries(checkpoint: dict[str, Any]) -> Iterator[str]:
             file.seek(0)
             if get_unsafe_globals_in_checkpoint(file):
                 yield f"{section}.{name}"
-
-
-def move_paths(state: Any, old_folder: str, folder: str) -> Any:
-    """A callback's state, in which paths begin with ``folder`` in place of ``old_folder``."""
-    if isinstance(state, dict):
-        moved = [
-            [move_paths(part, old_folder, folder) for part in item]
-            for item in state.items()
-        ]
-        return dict(moved)
-    return state.replace(old_folder, folder) if isinstance(state, str) else state
