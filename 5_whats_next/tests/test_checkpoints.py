@@ -160,7 +160,7 @@ def test_a_full_disk_ends_two_ranks(tmp_path):
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(
     monkeypatch, tmp_path, capsys
 ):
-    """In a folder that was moved. Broken by: no dirpath in load_checkpoint; newest_intact by time."""
+    """In a moved folder. Broken by: no dirpath in load_checkpoint; newest_intact by time."""
     whole = train(monkeypatch, tmp_path / "whole", *EVERY_STEP, script=lightning_train)
     settings = [*EVERY_STEP, "--trainer.max_steps=6"]
     with pytest.raises(SystemExit, match="0"):
