@@ -94,9 +94,8 @@ class CloudRun:
         self.folder.upload(path, key, sha256)
 
         self.check_owner()  # again: this may have taken minutes
-        older = [
-            copy for copy in self.copies() if copy.name == name and copy.step < step
-        ]
+        same_name = [copy for copy in self.copies() if copy.name == name]
+        older = [copy for copy in same_name if copy.step < step]
         for copy in older[KEEP - 1 :]:
             self.folder.delete(copy.key)
 
