@@ -503,9 +503,9 @@ def test_bad_input(monkeypatch, tmp_path):
         training(monkeypatch, tmp_path, "resume_policy=never")
     with pytest.raises(UserError, match="model differs from that of"):
         training(monkeypatch, tmp_path, model="--model.depth=3")
-    with pytest.raises(UserError, match="outptu/run_1 is no folder"):
-        training(monkeypatch, tmp_path, model=f"--resume={tmp_path}/outptu/run_1")
-    assert not (tmp_path / "outptu").exists()
+    with pytest.raises(UserError, match="nowhere/run_1 is no folder"):
+        training(monkeypatch, tmp_path, model=f"--resume={tmp_path}/nowhere/run_1")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_full_log_does_not_end_the_uploads(monkeypatch, tmp_path):
