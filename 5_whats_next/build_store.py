@@ -148,8 +148,8 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     steps = chunks[1]
     for field in fields.values():
         steps = math.lcm(steps, field.chunksizes["time"][0])
-    for first in tqdm(range(0, shape[1], steps), url, unit="region", disable=None):
-        region = {"time": slice(first, first + steps)}
+    for first in tqdm(range(0, shape[1], steps), url, disable=None):
+        region = {"time": slice(first, min(first + steps, shape[1]))}
         part = fields.isel(region).to_dataarray("variable", "fields")
         # Whatever the store's order: FastDataset takes windows of a copy in this one.
         part = part.transpose(*dims).astype("float32").drop_encoding()
