@@ -83,8 +83,10 @@ def kvstore(url: str, anonymous: bool) -> dict[str, Any]:
     if parts.scheme == "gs":
         return {"driver": "gcs", **place}
 
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")  # boto prefers it, too
-    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL")
+    # boto prefers the first one, too.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
+        "AWS_ENDPOINT_URL"
+    )
     # Where boto looks as well: environment, profiles, the role of a machine.
     profile = os.environ.get("AWS_PROFILE", "default")
     credentials = {"type": "default", "profile": profile}
