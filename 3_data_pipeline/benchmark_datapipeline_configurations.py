@@ -23,7 +23,7 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 from slow_network import slow_network
 from tqdm import tqdm
-from utils import memory, read_configurations
+from utils import memory, read_configurations, read_log
 
 from src.config import CHAPTER, HelpFormatter
 from src.data.loaders import Loaders
@@ -111,19 +111,17 @@ def main(
         connect()  # here, so that the server's memory is not that of a configuration
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     log.parent.mkdir(exist_ok=True)
+    if fresh:
+        log.unlink(missing_ok=True)
     log.touch()
-    # Turns of other settings, or of another machine, which is a setting, do not count.
-    rows = {}
-    for line in log.read_text().splitlines():
-        row = json.loads(line)
-        if not fresh and row["settings"] == configurations.get(row["name"]):
-            rows[row["name"], row["turn"]] = row
+    rows = read_log(log, configurations)
+    finished = {(row["name"], row["turn"]) for row in rows}
 
     # In turns, so that a busy machine slows all of them.
     turns = []
     for number in range(repeats):
         for name in configurations:
-            if (name, number) not in rows:
+            if (name, number) not in finished:
                 turns.append((name, number))
     for name, number in tqdm(turns, unit="turn", disable=None):
         row = {"name": name, "turn": number, "settings": configurations[name]}
@@ -132,13 +130,13 @@ def main(
         except Exception as error:  # the others can still be measured
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        rows[name, number] = row
+        rows.append(row)
         # In one write, because a run may be interrupted here.
         with log.open("ab", buffering=0) as lines:
             lines.write(f"{json.dumps(row)}\n".encode())
     if not rows:
         raise UserError(f"{file}: none of its configurations could be measured")
-    show(list(configurations), list(rows.values()))
+    show(list(configurations), rows)
     print(f"all turns: {log.relative_to(CHAPTER)}; plot_benchmark_runs.py draws them")
 
 

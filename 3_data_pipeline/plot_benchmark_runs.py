@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from jsonargparse import auto_cli
 from matplotlib.figure import Figure
-from utils import read_configurations
+from utils import read_configurations, read_log
 
 from src.config import CHAPTER, HelpFormatter
 from src.errors import UserError, one_line_errors
@@ -55,12 +55,6 @@ def timeline(turns: pd.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-def read_log(log: Path) -> pd.DataFrame:
-    """A row for each turn; of those that were measured again, the newest."""
-    turns = pd.read_json(log, lines=True)
-    return turns.drop_duplicates(["name", "turn"], keep="last")
-
-
 def main(file: str = "benchmark_configs/ladder.yaml") -> None:
     """Save bars.png, and timeline.png of the last two configurations.
 
@@ -68,12 +62,12 @@ def main(file: str = "benchmark_configs/ladder.yaml") -> None:
         file: the configurations, as the benchmark got them.
     """
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
-    turns = read_log(log)
-    measured = set(turns["name"])
-    # In the file's order, and without those that are commented out.
-    names = [name for name in read_configurations(Path(file)) if name in measured]
-    if not names:
+    configurations = read_configurations(Path(file))
+    turns = pd.DataFrame(read_log(log, configurations))
+    if turns.empty:
         raise UserError(f"{log}: none of the configurations of {file}")
+    measured = set(turns["name"])
+    names = [name for name in configurations if name in measured]  # in the file's order
     folder = CHAPTER / "benchmark_imgs" / log.stem
     folder.mkdir(parents=True, exist_ok=True)
     bars(turns, names).savefig(folder / "bars.png", dpi=110)

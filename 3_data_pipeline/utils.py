@@ -1,5 +1,6 @@
-"""What the benchmark is made of: the memory of its processes, and the YAML files."""
+"""What the benchmark is made of: the memory of its processes, the YAML files, the log."""
 
+import json
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -41,3 +42,14 @@ def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
         merged["warmup"] = max(1, merged["warmup"], prefetched)
         configurations[name] = merged
     return configurations
+
+
+def read_log(
+    log: Path, configurations: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The logged turns of these configurations.
+
+    Turns with other settings, of which the machine is one, stay in the log and do not count.
+    """
+    rows = map(json.loads, log.read_text().splitlines())
+    return [row for row in rows if row["settings"] == configurations.get(row["name"])]

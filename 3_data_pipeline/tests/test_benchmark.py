@@ -7,8 +7,7 @@ import benchmark_datapipeline_configurations as benchmark
 import ceiling
 import pytest
 import yaml
-from plot_benchmark_runs import read_log
-from utils import read_configurations
+from utils import read_configurations, read_log
 
 from src.config import CHAPTER
 from src.errors import UserError
@@ -48,15 +47,17 @@ def test_a_turn_has_a_process_of_its_own(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
-    """Broken by: no `except` around one_turn(), or `rows` without the turn's number.
+    """Broken by: no `except` around one_turn(), or `finished` without the turn's number.
 
-    Or no look at unknown keys: a misspelt setting would be measured as the default.
+    Or no look at unknown keys: a misspelt setting would be measured as the default. Or no look at
+    settings in read_log; or `fresh` that leaves old turns in the log, for the next run to find.
     """
     nbclient = pytest.importorskip("nbclient", reason="uv sync --group notebook")
     nbformat = pytest.importorskip("nbformat", reason="uv sync --group notebook")
     monkeypatch.setattr(benchmark, "CHAPTER", tmp_path)
     monkeypatch.setattr(benchmark, "one_turn", measured_here)
-    file = tmp_path / "ladder.yaml"
+    file = tmp_path / "benchmark_configs" / "ladder.yaml"
+    file.parent.mkdir()
     good = {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}}
     broken = {"broken": {"dataset": "no_module.Dataset"}}
     broken |= {"short": {"dataset_args": {"num_samples": 4}}}
@@ -82,13 +83,15 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     # `fast` is commented out for a while, and keeps its turns; `slow` has changed.
     changed = {"slow": {"batches": 6}}
     benchmark.main(write(file, changed), repeats=1)
-    benchmark.main(write(file, changed | {"fast": good["fast"]}), repeats=2)
-    turns = [json.loads(line) for line in log.read_text().splitlines()[4:]]
-    assert [(turn["name"], turn["turn"]) for turn in turns] == [
-        ("slow", 0),
-        ("slow", 1),
-    ]
-    assert len(read_log(log)) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.node", lambda: "another machine")
+        benchmark.main(str(file), repeats=1)
+    benchmark.main(write(file, good | changed), repeats=2)
+    turns = read_log(log, read_configurations(file))
+    places = [(turn["name"], turn["turn"]) for turn in turns]
+    assert places == [("fast", 0), ("fast", 1), ("slow", 0), ("slow", 1)]
+    benchmark.main(str(file), repeats=1, fresh=True)
+    assert len(log.read_text().splitlines()) == 2
 
     notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
     monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
