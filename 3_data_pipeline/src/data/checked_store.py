@@ -89,7 +89,7 @@ class CheckedStore(WrapperStore[Store]):
         self.denied: list[str] = []  # what the server said when it refused metadata
         # The arrays of which a missing chunk is land (allow_land).
         self.land: set[str] = set()
-        # Shape, chunks and shards of each array that has shards.
+        # The arrays that have shards.
         self.sharded: dict[str, zarr.Array] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
