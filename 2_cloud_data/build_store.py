@@ -147,13 +147,15 @@ def check(url: str, repair: bool = False) -> None:
 
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
-    attributes = zarr.open_group(open_store(url), mode="r").attrs
-    command: Any = attributes.get("command")
-    if not command:
-        raise UserError(f"{url}: run the command that has built it, after deleting it")
-    note_damaged_regions(url, bad)
-    build_again = COMMANDS[command.pop("command")]
-    build_again(**command | {"url": url})
+    if not all(key.startswith("statistics") for key in bad):
+        attributes = zarr.open_group(open_store(url), mode="r").attrs
+        command: Any = attributes.get("command")
+        if not command:
+            text = "get its chunks again from where it comes from"
+            raise UserError(f"{url}: no command of ours has built it; {text}")
+        note_damaged_regions(url, bad)
+        build_again = COMMANDS[command.pop("command")]
+        build_again(**command | {"url": url})
     mend_statistics(url, bad)
 
 

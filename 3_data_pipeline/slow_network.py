@@ -72,7 +72,8 @@ async def pump(
 
 
 if __name__ == "__main__":
-    # The command gets Ctrl-C, too, and decides. Not SIG_IGN, which it would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
     with one_line_errors(), slow_network(float(sys.argv[1])):
+        # After one_line_errors, which has a handler of its own. The command gets Ctrl-C, too, and
+        # decides. Not SIG_IGN, which it would inherit.
+        signal.signal(signal.SIGINT, lambda *_: None)
         sys.exit(subprocess.call(sys.argv[2:]))

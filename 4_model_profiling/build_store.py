@@ -222,8 +222,8 @@ def mend(url: str, bad: list[str]) -> None:
         attributes = zarr.open_group(open_store(url), mode="r").attrs
         command: Any = attributes.get("command")
         if not command:
-            text = "run the command that has built it, after deleting it"
-            raise UserError(f"{url}: {text}")
+            text = "get its chunks again from where it comes from"
+            raise UserError(f"{url}: no command of ours has built it; {text}")
         note_damaged_regions(url, bad)
         build_again = COMMANDS[command.pop("command")]
         build_again(**command | {"url": url})

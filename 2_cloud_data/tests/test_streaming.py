@@ -53,7 +53,7 @@ def test_windows_avoid_months_without_values(tmp_path):
 def test_any_layout_is_read_as_xarray_reads_it(tmp_path, zarr_format):
     """To the bit, also across the edge of the grid.
 
-    Broken by: no transpose and no second part in lazy_window; levels in another order in select.
+    Broken by: no transpose or edge in lazy_window; levels in another order in select.
     """
     url = layouts.write_layout(tmp_path, zarr_format, packed=True)
     settings = layouts.SETTINGS | {"statistics_store": str(tmp_path)}

@@ -109,7 +109,7 @@ def measured_here(settings: dict) -> dict:
 
 
 def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
-    """Broken by: requests of objects that are not there (no modulo in keys); no look at model."""
+    """Broken by: objects that are not there (no modulo in object_names); no look at model."""
     build_small()
     file = tmp_path / "mine.yaml"
     defaults = {"dataset_args": SETTINGS, "batch_size": 4}
