@@ -72,7 +72,7 @@ def launch_ranks(trainer: Namespace) -> None:
 def check_trainer(trainer: Namespace) -> None:
     """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
     if str(trainer.precision) in ("16", "16-mixed"):
-        # float16 needs a gradient scaler, which our module does not watch yet.
+        # float16 needs a gradient scaler, and a GPU.
         raise UserError(
             "trainer.precision: 16-mixed comes with chapter 5; bf16-mixed works"
         )

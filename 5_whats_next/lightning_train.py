@@ -39,7 +39,7 @@ from src.tracking import new_run_folder
 
 @dataclass
 class LightningSettings(TrainerSettings):
-    """Chapter 0's settings, some with the names of Lightning's Trainer, some for a run's copy.
+    """Chapter 0's settings, more of Lightning's Trainer, and where a run is kept and resumed.
 
     Args:
         devices: devices of each machine, with one process for each.
@@ -47,9 +47,11 @@ class LightningSettings(TrainerSettings):
         strategy: auto takes ddp for several devices; our clipping and pictures know no other.
         precision: numbers that a step computes in; 16-mixed needs a GPU.
         run_name: begin the run of this name, or go on with it; null makes a new one.
-        resume_policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
+        resume_policy: with a checkpoint, auto and must go on and never ends with an error; without
+            one, must ends with an error.
         cloud_storage_path: where to upload to; null: CLOUD_STORAGE_PATH or embedded; or none.
-        upload_every_n_steps: save and upload inside an epoch too; 0 means at its end only.
+        upload_every_n_steps: upload inside an epoch too, and save, if checkpoint_every_n_steps is
+            0; 0 means at its end only.
     """
 
     devices: PositiveInt = 1

@@ -40,7 +40,7 @@ def make_optimizer(
     def lr_factor(step: int) -> float:
         """Of the peak rate; a function of the step alone, so a resumed run needs no more."""
         if step < warmup_steps:
-            # + 1: neither the first step has the rate 0, nor two steps the highest one.
+            # + 1: the first step's rate is above 0, and only one step has the peak rate.
             return (step + 1) / (warmup_steps + 1)
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * progress))

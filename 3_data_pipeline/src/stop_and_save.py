@@ -93,7 +93,7 @@ class StopAndSave(Callback):
         """Find out whether one of them has got a signal. All of them have to call this."""
         # The ranks get a signal at different moments, or only one of them does. So they ask each
         # other after each step, and all stop after the same one: none waits for one that has left.
-        # On a GPU this waits for the step's end; chapter 4 measures that, and asks on the CPU.
+        # On a GPU this waits for the step's end; chapter 4 asks on the CPU instead.
         self.number = max_over_ranks(self.request.number)
 
     def stop(self, trainer: L.Trainer) -> None:

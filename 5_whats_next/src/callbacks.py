@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
+from src import preemption
 from src.checkpoint_files import recorded_step
 from src.cloud_run import CloudRun
 from src.data.s3_server import BUCKET
@@ -180,6 +182,9 @@ class CloudUploadCallback(Callback):
         elif isinstance(error, SystemExit) and error.code == 0:
             # max_steps: a complete training.
             self.on_fit_end()
+        elif isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
+            # During the last uploads, when StopAndSave has given the signals back.
+            self.finish(preemption.PATIENCE - preemption.RESERVE)
         else:
             try:
                 self.finish(PATIENCE_ON_ERROR)

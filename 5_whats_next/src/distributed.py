@@ -1,4 +1,4 @@
-"""What DDP by hand and Lightning share: numbers of all ranks, and the samples of one."""
+"""Numbers of all ranks, and the samples of one."""
 
 import os
 import socket

@@ -55,7 +55,7 @@ def make_optimizer(
         After the warmup, restarts is PyTorch's CosineAnnealingWarmRestarts, and step its StepLR.
         """
         if step < warmup_steps:
-            # + 1: neither the first step has the rate 0, nor two steps the highest one.
+            # + 1: the first step's rate is above 0, and only one step has the peak rate.
             return (step + 1) / (warmup_steps + 1)
         period, position = divmod(step - warmup_steps, period_steps)
         if schedule == "constant":

@@ -155,7 +155,7 @@ def find_run(
 
     Args:
         run: its folder, which has the same name in the cloud.
-        policy: auto goes on if there is a checkpoint, must demands one, never refuses one.
+        policy: see resume_policy in lightning_train.py.
         cloud: the folder of all runs there; empty for none.
     """
     with lock(run, "lock", blocking=True):

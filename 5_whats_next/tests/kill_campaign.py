@@ -1,6 +1,6 @@
 """Kill a training at every step, and see whether it comes back to the same curve, to the bit.
 
-uv run python -m tests.kill_campaign      all 96 cases, in about an hour
+uv run python -m tests.kill_campaign      all 96 cases, in about half an hour
 
 A case: SIGKILL to a tiny training as a step begins; then the same command again, with its folder
 as it was left (disk), or without it (cloud).
@@ -67,7 +67,8 @@ def train(case: Case, output: Path, kill: bool = False) -> str:
         process.join()
     # A run that ends by itself, before the kill or after an error, is no case.
     expected = -signal.SIGKILL if kill else 0
-    assert {process.exitcode for process in ranks} == {expected}, log.read_text()
+    codes = {process.exitcode for process in ranks}
+    assert codes == {expected}, f"{log.read_text()}\nexit codes {codes}"
     return log.read_text()
 
 

@@ -102,7 +102,7 @@ def test_preflight(monkeypatch, capsys):
     assert len(hours) > 1
     (step,) = (line.split()[2] for line in lines if " step " in line)
     assert float(step) < 60
-    monkeypatch.setitem(CloudFolder.request.__kwdefaults__, "seconds", 2)
+    monkeypatch.setattr("src.cloud_folder.TIMEOUT", 2)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     wrong = [
         "--trainer.wandb=online",
