@@ -16,6 +16,7 @@ from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from src.data.build import OCEAN, build_ocean
+from src.data.checked_store import CheckedStore
 from src.data.chunks import check_chunks
 from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.statistics import (
@@ -141,17 +142,20 @@ class CloudDataset(FieldDataset):
         is_inside = self.statistics_url.startswith(f"{self.url}/")
         is_public = self.anonymous and is_inside
 
-        def open_one(name: Any) -> xr.Dataset:
-            place = f"{self.statistics_url}/{name}"
-            store = open_store(place, self.patience, is_public)
+        def open_one(store: CheckedStore) -> xr.Dataset:
             statistics = open_statistics(store, fields, self.url)
             if split == "val":  # for which the climatology is a baseline
                 check_chunks(store, CLIMATOLOGY)
             return statistics
 
+        # Opened in this thread: fsspec has a session for each thread, which takes long to make.
+        stores = []
+        for name in fields:
+            place = f"{self.statistics_url}/{name}"
+            stores.append(open_store(place, self.patience, is_public))
         # Side by side: each waits for its store several times.
         with ThreadPoolExecutor() as threads:
-            return fields, list(threads.map(open_one, fields))
+            return fields, list(threads.map(open_one, stores))
 
     def __len__(self) -> int:
         """The number of windows."""
