@@ -44,8 +44,8 @@ def main() -> int:
         gpu = device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
         backend = "nccl"
-    # The others may wait half an hour for a download. NCCL would guess the GPU from the rank: not
-    # always rightly.
+    # 30 minutes: the others wait while one downloads. device_id: NCCL would guess it from the rank,
+    # and could be wrong.
     dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=gpu)
     rank = dist.get_rank()
     if rank > 0:  # rank 0 speaks for all

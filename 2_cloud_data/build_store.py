@@ -125,13 +125,13 @@ def cube(
 
 
 def check(url: str, repair: bool = False) -> None:
-    """Name the chunks of a store that are missing or damaged: of fields, statistics, copies.
+    """Name the chunks of a store that are missing or damaged: of fields and statistics.
 
     Reads the whole store. The exit code is 1 if there are any.
 
     Args:
         url: the store.
-        repair: build them again, from where the store was made of.
+        repair: build them again, from the store's source.
     """
     bad = damage(url)
     for key in bad:
@@ -147,7 +147,7 @@ def check(url: str, repair: bool = False) -> None:
 
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
-    if not all(key.startswith("statistics") for key in bad):
+    if not all(key.startswith("statistics/") for key in bad):
         attributes = zarr.open_group(open_store(url), mode="r").attrs
         command: Any = attributes.get("command")
         if not command:

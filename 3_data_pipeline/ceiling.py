@@ -27,11 +27,11 @@ from tqdm import tqdm
 
 from src.config import HelpFormatter
 from src.data.fast_dataset import FastDataset
-from src.data.loaders import epoch_order
 from src.data.look_ahead import LookAhead
 from src.data.store import AXES, open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.errors import UserError, one_line_errors
+from src.reproducibility import epoch_order
 
 TEXTS = {
     "model": "that it needs",

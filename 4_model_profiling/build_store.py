@@ -202,7 +202,7 @@ def check(url: str, repair: bool = False) -> None:
 
     Args:
         url: the store.
-        repair: build them again, from where the store was made of.
+        repair: build them again, from the store's source.
     """
     bad = damage(url)
     for key in bad:
@@ -228,6 +228,8 @@ def mend(url: str, bad: list[str]) -> None:
         build_again = COMMANDS[command.pop("command")]
         build_again(**command | {"url": url})
     mend_statistics(url, bad)
+    if "packed/zarr.json" in bad:
+        raise UserError(f"{url}/packed: how it was made is lost; run pack again")
     if any(key.startswith("packed/") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")
         about: Any = copy.attrs

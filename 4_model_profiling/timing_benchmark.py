@@ -56,6 +56,8 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     if options.steps != -1 and options.steps <= WARMUP:
         raise UserError(f"--steps {options.steps}: {WARMUP} of them do not count")
+    if any(word.startswith("--trainer.max_epochs") for word in overrides):
+        raise UserError("--trainer.max_epochs: this script has --epochs and --steps")
     folder = new_folder(options.save_dir, "benchmark")
 
     # As many epochs as the steps need: each has a step at least.
@@ -113,7 +115,7 @@ def advice(table: pd.DataFrame, device: str, precision: str) -> str:
     forward = table.loc["forward"]
     if forward["p90"] > BUSY * forward["median"]:
         warning = (
-            "one step in ten is much slower: is something else running here, or do batches "
+            "one forward pass in ten is much slower: is something else running here, or do batches "
             "differ in size? measure again\n"
         )
     share = table["share"].drop("total")

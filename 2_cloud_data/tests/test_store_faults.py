@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import build_store
 import numpy as np
 import pytest
+import zarr
 from zarr.core.sync import sync
 
 from src.data.build import add_statistics, build
@@ -264,6 +265,18 @@ def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
     assert (statistics / "zarr.json").exists()
     after = CloudDataset("train", **(SETTINGS | {"url": str(tmp_path)}))[0][0]
     np.testing.assert_array_equal(before, after)
+
+    # Of a store that is not ours, nobody knows for which variables they were.
+    del zarr.open_group(tmp_path, mode="r+").attrs["command"]
+    flip_a_bit(statistics / "salinity/climatology/c/0/0/0")
+    with pytest.raises(UserError, match="run `statistics` again"):
+        call(
+            monkeypatch,
+            "check",
+            f"--url={tmp_path}",
+            "--repair=true",
+            script=build_store,
+        )
 
 
 def test_data_that_cannot_be_trained_on(tmp_path):

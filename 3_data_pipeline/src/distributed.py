@@ -80,7 +80,7 @@ def check_samples(loader: Any, world_size: int) -> None:
         return
     inner = getattr(loader.batch_sampler, "sampler", None)
     samplers = (loader.sampler, loader.batch_sampler, inner)
-    # Not hasattr: a ResumableBatches without a rank shares its batches among 1.
+    # Compare the number: a ResumableBatches without a rank has world_size 1.
     shares = [getattr(sampler, "world_size", 0) for sampler in samplers]
     # PyTorch's DistributedSampler calls the ranks replicas.
     shares += [getattr(sampler, "num_replicas", 0) for sampler in samplers]

@@ -20,7 +20,10 @@ PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 30)
 
 def has_rank() -> bool:
     """Whether a launcher has started this process already: this one, torchrun or srun."""
-    return "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ
+    # A shell of `srun --pty bash` has a number, too; Lightning goes by the job's name as well.
+    is_shell = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    is_task = "SLURM_PROCID" in os.environ and not is_shell
+    return "LOCAL_RANK" in os.environ or is_task
 
 
 def launch(num_processes: int) -> int:

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from src import preemption
 from src.checkpoint_files import recorded_step
-from src.cloud_run import CloudRun
+from src.cloud_run import CloudRun, TakenOverError
 from src.data.s3_server import BUCKET
 from src.errors import UserError
 from src.preemption import StoppedBySignal
@@ -78,6 +78,9 @@ class CloudUploadCallback(Callback):
         self.during_training = upload_during_training
         self.on_end = upload_on_fit_end
         self.uploader: Any = None  # on rank 0
+        self.start_step = (
+            0  # optimiser steps of the checkpoint that the training goes on from
+        )
         # When each file was written, when it was enqueued last.
         self.enqueued: dict[str, int] = {}
 
@@ -92,6 +95,12 @@ class CloudUploadCallback(Callback):
         """What a checkpoint has; a path that is given now wins."""
         self.run_name = self.run_name or state["run_name"]
         self.path = self.path if self.is_path_given else state.get("path", self.path)
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember where the training goes on; ``trainer.global_step`` comes later."""
+        self.start_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Begin to upload."""
@@ -121,7 +130,10 @@ class CloudUploadCallback(Callback):
         cloud = CloudRun(f"{self.path}/{self.run_name}", run)
         try:
             cloud.folder.probe()  # a missing right is found now, and not after an hour
+            cloud.check_ahead(self.start_step)
             cloud.claim()
+        except TakenOverError:
+            raise
         except UserError as error:
             # An outage does not stop a run that goes on from the disk: the first upload claims it.
             if isinstance(error.__cause__, PermissionError) or not self.files():

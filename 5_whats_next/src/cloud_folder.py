@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ PART = 50 * 2**20  # bytes; files of at least two parts are uploaded in parts
 
 
 class DamagedError(UserError):
-    """An object is not what was uploaded, or is gone."""
+    """An object is not what was uploaded."""
 
 
 class CloudFolder:
@@ -78,16 +79,24 @@ class CloudFolder:
             copy.unlink()
 
     def download(self, name: str, path: Path, sha256: str, size: int) -> None:
-        """Download a file. Raises DamagedError if it is not what was uploaded."""
+        """Download a file.
+
+        Raises:
+            DamagedError: it is not what was uploaded.
+            UserError: the store does not answer, or the file was deleted after it was listed.
+        """
         part = path.with_name(f"{path.name}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.request("_get_file", f"{self.path}/{name}", str(part), size=size)
             if not digest(part).startswith(sha256):
                 raise DamagedError(f"{self.url}: {name} is damaged")
+            # The name comes last: a power cut must not leave an empty file under it.
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
             part.replace(path)
         except FileNotFoundError as error:
-            raise DamagedError(f"{self.url}: {name} is missing") from error
+            raise UserError(f"{self.url}: {name} is gone; start again") from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -113,7 +122,7 @@ class CloudFolder:
         """The objects in this folder, and their bytes."""
         self.fs.invalidate_cache()
         try:
-            found = self.request("_find", self.path, detail=True)
+            found = self.request("_find", self.path, maxdepth=1, detail=True)
         except FileNotFoundError:
             return {}
         return {Path(path).name: int(about["size"]) for path, about in found.items()}

@@ -66,6 +66,13 @@ class CloudRun:
                 found.append(Copy(key, f"{stem}.ckpt", int(step), sha256, size))
         return sorted(found, key=lambda copy: -copy.step)
 
+    def check_ahead(self, step: int) -> None:
+        """Raise TakenOverError if the cloud has a later step: no start would take this one."""
+        if any(copy.step > step for copy in self.copies()):
+            raise TakenOverError(
+                f"{self.folder.url} is ahead of step {step}: start this run again, by its name"
+            )
+
     def claim(self) -> None:
         """From now on this process uploads the run; another one that did so has to end."""
         owner = secrets.token_hex(8)
@@ -83,19 +90,22 @@ class CloudRun:
         if not is_intact(path):
             raise DamagedFileError(f"{name} is damaged on this disk")
         if not self.owner:  # there was an outage at the start
+            self.check_ahead(step)
             self.claim()
         self.check_owner()
-        # Before the checkpoint: a resume drops rows after its step, but cannot add any.
-        for filename in ("config.yaml", "metrics.csv"):
-            if (self.run / filename).is_file():
-                self.folder.write(filename, (self.run / filename).read_text())
+        copies = self.copies()
+        # Before the checkpoint: a resume drops rows after its step, but cannot add any. A later
+        # checkpoint has its rows already.
+        if all(copy.step <= step for copy in copies):
+            for filename in ("config.yaml", "metrics.csv"):
+                if (self.run / filename).is_file():
+                    self.folder.write(filename, (self.run / filename).read_text())
         sha256 = digest(path)
         key = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
         self.folder.upload(path, key, sha256)
 
         self.check_owner()  # again: this may have taken minutes
-        same_name = [copy for copy in self.copies() if copy.name == name]
-        older = [copy for copy in same_name if copy.step < step]
+        older = [copy for copy in copies if copy.name == name and copy.step < step]
         for copy in older[KEEP - 1 :]:
             self.folder.delete(copy.key)
 

@@ -90,7 +90,7 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
     if not store + decoding:  # the dataset keeps no count
         return "the loader"
     # Workers wait and compute side by side, so these two tell only which one is longer.
-    return "the store" if store > decoding else "this process, which decodes and copies"
+    return "the store" if store > decoding else "decoding and copying"
 
 
 def summary(loader: Any, batch_size: int) -> str:

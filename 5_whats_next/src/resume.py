@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from src.callbacks import storage_path
 from src.checkpoint_files import newest_intact
-from src.cloud_folder import CloudFolder
 from src.cloud_run import CloudRun
 from src.config import CHAPTER, parse_config
 from src.errors import UserError
@@ -132,8 +131,10 @@ def check_settings(
 
     Before a download replaces anything, and before an upload does.
     """
+    cloud = CloudRun(address, run)
     try:
-        text = CloudFolder(address).read("config.yaml")
+        # Settings without a checkpoint are those of a process that was killed in its first upload.
+        text = cloud.folder.read("config.yaml") if cloud.copies() else ""
     except UserError:
         return  # find_run tries again, and decides
     if not text:
@@ -165,6 +166,10 @@ def find_run(
         try:
             if cloud:
                 run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
+                # First: a machine that still trains this run deletes what is listed later.
+                has_copies = bool(run_in_cloud.copies())
+                if has_copies and policy != "never" and rank_zero_only.rank == 0:
+                    run_in_cloud.claim()
                 has_newer = run_in_cloud.download_newer_than(step)
         except UserError as error:
             if not checkpoint:  # to begin again could overwrite what is there

@@ -18,7 +18,7 @@ import torch
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably, saved_step
 from src.cloud_folder import CloudFolder
-from src.cloud_run import CloudRun
+from src.cloud_run import CloudRun, TakenOverError
 from src.config import CHAPTER
 from src.data.s3_server import connect
 from src.errors import UserError
@@ -109,12 +109,13 @@ def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
 def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
     """A run that had a list, and no owner; two checkpoints of one step; KEEP of each name.
 
-    Broken by: no "" in check_owner; names that are not compared in upload.
+    Broken by: no "" in check_owner; names that are not compared in upload; no maxdepth.
     """
     folder.write("latest.json", "{}")
     for step in (1, 2):
         cloud = upload(folder, tmp_path / "run", step)
     folder.write("last-000000002-00000000.ckpt", "damaged")
+    folder.write("backup/last-000000009-00000000.ckpt", "of a reader")
     folder.delete("owner")
     assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 2
     for step, name in ((3, "last.ckpt"), (4, "best.ckpt")):
@@ -150,6 +151,44 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage
     assert "skipped: s3://embedded/tests/" in capsys.readouterr().out
     with pytest.raises(UserError, match="has no checkpoint that is intact"):
         find_run(tmp_path / "run", "auto", folder.url.removesuffix("/run"))
+
+
+def test_a_process_that_is_behind_the_cloud(folder, tmp_path, monkeypatch):
+    """It neither begins nor takes over, and rows of later steps stay.
+
+    Broken by: no check_ahead in open, or in upload; metrics.csv that is always written.
+    """
+    with pytest.raises(SystemExit, match="0"):
+        training(monkeypatch, tmp_path, "max_steps=3")
+    here = tmp_path / tmp_path.name
+    other = upload(CloudFolder(f"{RUNS}/{here.name}"), tmp_path / "other", 9)
+    with pytest.raises(UserError, match="is ahead of step 3: start this run again"):
+        call(monkeypatch, f"--resume={here}", script=lightning_train)
+    late = CloudRun(other.folder.url, here)
+    with pytest.raises(TakenOverError, match="is ahead of step 3"):
+        late.upload(here / "checkpoints" / "last.ckpt", "last.ckpt", 3)
+    (other.run / "metrics.csv").write_text("3")
+    other.upload(other.run / "checkpoints" / "last.ckpt", "best.ckpt", 3)
+    assert other.folder.read("metrics.csv") == "9"
+
+
+def test_a_start_claims_the_run_before_it_lists(folder, tmp_path, monkeypatch):
+    """Otherwise a machine that still trains it deletes what is being downloaded.
+
+    Broken by: no claim in find_run, or one after the download.
+    """
+    first = upload(folder, tmp_path / "run", 5)
+    path = first.run / "checkpoints" / "last.ckpt"
+    download = CloudRun.download_newer_than
+
+    def upload_first(run, step):
+        with pytest.raises(TakenOverError):
+            first.upload(path, "last.ckpt", 6)
+        return download(run, step)
+
+    monkeypatch.setattr(CloudRun, "download_newer_than", upload_first)
+    place = tmp_path / "elsewhere" / "run"
+    assert find_run(place, "must", folder.url.removesuffix("/run"))
 
 
 # Broken by: no download in upload.

@@ -12,7 +12,8 @@ from src.errors import UserError
 
 # Time steps, latitudes, longitudes.
 Window = tuple[PositiveInt, PositiveInt, PositiveInt]
-# The first and the last date, both inclusive, as exact as needed: 2006, 2006-04, 2006-04-16T12.
+# The first and the last date, both inclusive, as exact as needed: 2006-04, 2006-04-16T12, "2006".
+# A year alone needs quotes, as it would be a number: --train_period "['2006','2008']".
 Period = tuple[str, str]
 Coordinates = tuple[np.ndarray, np.ndarray, np.ndarray]  # dates (T,), °N (H,), °E (W,)
 

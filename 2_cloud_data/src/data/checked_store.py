@@ -94,7 +94,7 @@ class CheckedStore(WrapperStore[Store]):
     def _with_store(self, store: Store) -> "CheckedStore":
         """The same for another store: Zarr calls it for a read-only copy."""
         other = CheckedStore(store, self.url, self.patience)
-        # The same objects, which open_fields looks at and allow_land fills.
+        # The same objects, which open_lazily looks at and allow_land fills.
         other.denied = self.denied
         other.land = self.land
         return other

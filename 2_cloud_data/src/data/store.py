@@ -194,8 +194,8 @@ def named_axes(fields: xr.Dataset) -> xr.Dataset:
     fields = fields.rename(names)
     for old, axis in names.items():
         if axis in fields.coords:
-            # Without a unit, its name is all that is known of it.
-            fields[axis].attrs.setdefault("long_name", old)
+            # Without a unit, this is all that is known of it. A copy that we build keeps it.
+            fields[axis].attrs.setdefault("stored_name", old)
     return fields
 
 

@@ -65,7 +65,7 @@ def has_degrees(fields: xr.Dataset, axis: str) -> bool:
     if axis not in fields.coords:
         return False
     attributes = fields[axis].attrs
-    unit = attributes.get("units") or attributes.get("long_name", axis)
+    unit = attributes.get("units") or attributes.get("stored_name", axis)
     return str(unit).lower().startswith(("degree", axis))
 
 

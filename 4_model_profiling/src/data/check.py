@@ -84,6 +84,10 @@ def mend_statistics(url: str, bad: list[str]) -> None:
         kind, *place = key.split("/")
         if kind == "statistics" and len(place) > 1:
             periods.add(place[0])
+    ours = zarr.open_group(open_store(url), mode="r").attrs.get("command")
+    if periods and not ours:
+        # Which variables and levels of another store were meant, only that command says.
+        raise UserError(f"{url}: damaged statistics: run `statistics` again, as before")
     for period in periods:
         first, last = period.split("_")
         add_statistics(url, (first, last))

@@ -10,7 +10,7 @@ from src.data.store import AXES, load_together, open_lazily
 from src.data.windows import Period
 from src.errors import UserError
 
-# All of it (see chunks.check_chunks). Large, so that only its windows are ever in memory.
+# Whole. check_chunks reads it chunk by chunk, as it may not fit into memory.
 CLIMATOLOGY = [("climatology", None)]
 
 

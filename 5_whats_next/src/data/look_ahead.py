@@ -21,6 +21,8 @@ class LookAhead(Sampler[list[int]]):
         self.dataset = dataset
         # check_samples looks for it: 1 if the other sampler knows of no ranks.
         self.world_size = getattr(batches, "world_size", 1)
+        # So does Lightning, to shuffle a DistributedSampler in each epoch.
+        self.sampler = getattr(batches, "sampler", None)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches, while the dataset loads those that follow."""
