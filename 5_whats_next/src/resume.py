@@ -94,8 +94,8 @@ def folder_of(output_dir: str, name: str) -> Path:
 
 def hold(folder: Path, stack: ExitStack) -> None:
     """Keep a run's folder for this process. Raises UserError if another one trains there."""
-    # The operating system takes a lock back however the process ends. One of the launcher would go
-    # if it is killed alone, and its ranks train on: it gives the folder to rank 0.
+    # The operating system takes a lock back however the process ends. Not the launcher's: it may be
+    # killed alone, while its ranks train on.
     if rank_zero_only.rank == 0:
         stack.enter_context(lock(folder, "training"))
 

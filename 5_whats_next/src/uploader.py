@@ -21,7 +21,7 @@ class Uploader(threading.Thread):
     def __init__(self, run: CloudRun) -> None:
         super().__init__(daemon=True)
         self.cloud = run
-        self.changed = threading.Condition()  # guards what follows
+        self.changed = threading.Condition()  # guards what both threads write
         self.waiting: dict[str, tuple[Path, int]] = {}  # file and step, by name
         self.uploaded: dict[str, int] = {}  # step of the newest uploaded file, by name
         # Why a file is not uploaded, where another attempt cannot help; by name.

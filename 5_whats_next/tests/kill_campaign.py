@@ -110,8 +110,8 @@ def kill_at_step(
     """Kill a rank as a step begins: a hook of every training, before the step's upload."""
     if trainer.global_step != kill_step:
         return
-    # The first checkpoint is enqueued as step 1 begins, after this hook. From step 2 on one has
-    # to be in the cloud, and a later one is on its way.
+    # Step 1's checkpoint is enqueued as step 1 begins, after this hook. So from step 2 on, wait
+    # until one is in the cloud.
     if kill_step > 1 and trainer.global_rank == 0:
         callbacks = trainer.callbacks
         (upload,) = [c for c in callbacks if isinstance(c, CloudUploadCallback)]

@@ -129,7 +129,7 @@ def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
 def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage):
     """And an outage is no damage: an older one would be taken.
 
-    Broken by: no digest in download; `return` in place of `continue`; UserError for DamagedError.
+    Broken by: no digest in download; no `except` in download_name; UserError for DamagedError.
     """
     for step in (1, 2):
         upload(folder, tmp_path / "run", step)

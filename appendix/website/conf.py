@@ -15,6 +15,7 @@ root_doc = "README"
 include_patterns = [
     "*.md",
     "[0-9a]*/README.md",
+    "[0-9]*/CLUSTER.md",
     "appendix/LOG.md",
     "appendix/BLOG.md",
     "appendix/output/diffs/*.md",
@@ -37,7 +38,7 @@ for before, chapter in itertools.pairwise(chapters):
         "--",
         ".",
         ":!tests",
-        ":!README.md",
+        ":!*.md",
     ]
     changes = subprocess.check_output(command, cwd=ROOT, text=True)
     text = f"# {chapter}: what is new\n\nThe files are in reading order.\n"

@@ -128,7 +128,7 @@ class AutoencoderModule(L.LightningModule):
             scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
         # The answer stays on the device: to ask for it in each step is to wait for a GPU in each
-        # step. In 16-mixed the scaler leaves out such a step.
+        # step. In 16-mixed the scaler skips such a step.
         step = self.global_step + 1
         if not scaler:
             bad_step = self.bad_step.to(norm.device)
