@@ -26,7 +26,7 @@ from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean
 from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
-from src.data.store import AXIS_NAMES, named_axes, open_store, select
+from src.data.store import AXES, AXIS_NAMES, named_axes, open_store, select
 from src.data.windows import Period, Window
 from src.errors import UserError, one_line_errors
 
@@ -88,6 +88,10 @@ def netcdf(
         # Not the other coordinates: ERA5's expver is a text for each month, and a curved grid has
         # lat and lon beside its axes y and x.
         fields = named_axes(fields.reset_coords(drop=True))
+        # NOAA's sea-surface temperature has an axis zlev, of one depth.
+        known = (*AXES, "level")
+        spare = [a for a, size in fields.sizes.items() if size == 1 and a not in known]
+        fields = fields.squeeze(spare, drop=True)
         fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
         fields = select(fields, variables, str(files), levels)
         build(url, fields, chunk, train_period, command)

@@ -103,6 +103,10 @@ def netcdf(
         # Not the other coordinates: ERA5's expver is a text for each month, and a curved grid has
         # lat and lon beside its axes y and x.
         fields = named_axes(fields.reset_coords(drop=True))
+        # NOAA's sea-surface temperature has an axis zlev, of one depth.
+        known = (*AXES, "level")
+        spare = [a for a, size in fields.sizes.items() if size == 1 and a not in known]
+        fields = fields.squeeze(spare, drop=True)
         fields = fields.transpose("time", "lat", "lon", ..., missing_dims="ignore")
         fields = select(fields, variables, str(files), levels)
         build(url, fields, chunk, train_period, command, shard)

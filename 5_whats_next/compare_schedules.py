@@ -84,15 +84,9 @@ def main() -> None:
         pairs = "  ".join(f"{value:+.4f}" for value in values - last["cosine"])
         print(f"{name:<12}{values.mean():.4f} ± {values.std(ddof=1):.4f}   {pairs}")
     epoch = len(runs["cosine"][0].losses) / config.trainer.max_epochs
-    waits = (
-        np.array(
-            [
-                steps_until_back(run, max(1, round(epoch / 8)))
-                for run in runs["restarts"]
-            ]
-        )
-        / epoch
-    )
+    window = max(1, round(epoch / 8))
+    steps = [steps_until_back(run, window) for run in runs["restarts"]]
+    waits = np.array(steps) / epoch  # (seeds, restarts), in epochs
     longest = waits.max(initial=0)
     print(
         "epochs until the loss is back, by restart:", *np.round(waits.mean(axis=0), 2)

@@ -2,7 +2,7 @@
 
 uv run python predict.py --run output/mine                its best checkpoint, its validation period
 uv run python predict.py --run output/mine --period "[1996-01,1996-12]" --to predicted.nc
-uv run python predict.py --run output/mine --to filled.zarr --picture air_temperature --date 1996-06
+uv run python predict.py --run output/mine --to new.zarr --picture air_temperature --date 1996-06
 uv run python predict.py --run output/mine --url new.zarr --period "[2024-01,2024-12]"  later dates
 
 The model hides patches of the fields, as in its validation, and predicts them from the others. The
@@ -149,26 +149,29 @@ def lazy_output(
     std = dataset.std[:, None, None, None]
     mean = dataset.mean[:, None, None, None]
 
-    def fill(stored: np.ndarray, block_id: tuple[int, ...]) -> np.ndarray:
-        """The filled fields, and where they were hidden: (V + 1, T, H, W)."""
+    def predict_block(stored: np.ndarray, block_id: tuple[int, ...]) -> np.ndarray:
+        """The fields with predictions where they were hidden, and where: (V + 1, T, H, W)."""
         x = torch.from_numpy(dataset.normalise(stored))
         prediction, hidden = predict(model, x, window, block_id[1])
         error = squared_error(prediction[None], x[None], hidden[None], weights)
         errors.append(error)
         in_units = prediction.numpy() * std + mean
-        filled = np.where(hidden & ~x.isnan(), in_units, stored)
-        return np.concatenate([filled, hidden[:1]])
+        mixed = np.where(hidden & ~x.isnan(), in_units, stored)
+        return np.concatenate([mixed, hidden[:1]])  # all variables are hidden together
 
     lengths = [window[0]] * (num_steps // window[0])
     lengths[-1] += num_steps % window[0]
     blocks = fields.chunk(time=tuple(lengths), lat=-1, lon=-1).astype(np.float32)
     stored = blocks.to_dataarray().chunk(variable=-1).data
     chunks = (len(fields) + 1, *stored.chunks[1:])
-    filled = stored.map_blocks(fill, chunks=chunks, meta=np.empty(0, np.float32))
-    filled = filled.rechunk({1: window[0]})  # Zarr's chunks are equally long
+    predicted = stored.map_blocks(
+        predict_block, chunks=chunks, meta=np.empty(0, np.float32)
+    )
+    predicted = predicted.rechunk({1: window[0]})  # Zarr's chunks are equally long
 
-    output = fields.copy(data=dict(zip(fields, filled, strict=False)))
-    output["hidden"] = (AXES, filled[-1].astype(np.int8), HIDDEN)
+    *variables, is_hidden = predicted  # arrays (T, H, W)
+    output = fields.copy(data=dict(zip(fields, variables, strict=True)))
+    output["hidden"] = (AXES, is_hidden.astype(np.int8), HIDDEN)
     return output.drop_encoding()
 
 
@@ -188,9 +191,9 @@ def write(output: xr.Dataset, target: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def draw(stored: Any, filled: Any, path: Path) -> None:
+def draw(stored: Any, predicted: Any, path: Path) -> None:
     """Four maps (H, W) of one date; hidden values are white, missing ones grey."""
-    field = filled[stored.name]
+    field = predicted[stored.name]
     error = (field - stored).assign_attrs(stored.attrs)
     missing = 0.7 * stored.isnull().where(stored.isnull())
     colours = {"vmin": stored.min(), "vmax": stored.max()}
@@ -198,10 +201,15 @@ def draw(stored: Any, filled: Any, path: Path) -> None:
     axes = figure.subplots(2, 2, sharex=True, sharey=True).flat
 
     stored.plot(ax=axes[0], **colours)
-    stored.where(filled["hidden"] == 0).plot(ax=axes[1], **colours)
+    stored.where(predicted["hidden"] == 0).plot(ax=axes[1], **colours)
     field.plot(ax=axes[2], **colours)
     error.plot(ax=axes[3], center=0, cmap="RdBu_r")
-    titles = ("in the store", "what the model saw", "filled", "filled minus store")
+    titles = (
+        "in the store",
+        "what the model saw",
+        "predicted",
+        "predicted minus store",
+    )
     for axis, title in zip(axes, titles, strict=True):
         missing.plot(ax=axis, cmap="gray", vmin=0, vmax=1, add_colorbar=False)
         axis.set(title=title)
@@ -267,9 +275,9 @@ def main(
     print(f"look at {target}")
     if picture:
         with xr.open_dataset(target) as written:
-            filled = written.isel(time=day).load()
+            predicted = written.isel(time=day).load()
         png = target.with_name(f"{target.stem}_{picture}_{dates[day]!s:.10}.png")
-        draw(fields[picture].isel(time=day).load(), filled, png)
+        draw(fields[picture].isel(time=day).load(), predicted, png)
         print(f"look at {png}")
 
 

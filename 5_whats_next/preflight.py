@@ -2,9 +2,9 @@
 
 uv run python preflight.py -c config/real.yaml --price_per_hour 20
 
-Takes all settings of lightning_train.py. Exit code 1 if something would fail. It trains a few steps
-on one device: ranks that meet, a resume and a whole validation are not tried. On all devices this
-tries the first one, and the same command with 40 the second; a validation comes after an epoch.
+Takes all settings of lightning_train.py. Exit code 1 if something would fail. It trains twelve
+steps on one device. Not tried: ranks that meet, a resume, a whole validation. For the first two
+run this on all devices, and then the same command with 40:
 
 uv run python lightning_train.py -c config/real.yaml --trainer.run_name try --trainer.max_steps 20
 """

@@ -71,9 +71,9 @@ class Recorder(Callback):
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.seconds: list[float] = []
-        # Of the steps; from one to the next is the wait for data, too, but nothing between epochs.
+        # Of each step, on a clock that stands still between epochs, but not while data are awaited.
         self.ends: list[float] = []
-        self.seconds_between_epochs = 0.0
+        self.left_out = 0.0  # seconds that this clock has stood still
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address; without the weights.
         self.weights: set[int] = set()
@@ -87,7 +87,7 @@ class Recorder(Callback):
     def on_train_epoch_start(self, *_: object) -> None:
         """Leave out what came after the last step, such as a validation."""
         if self.ends:
-            self.seconds_between_epochs = perf_counter() - self.ends[-1]
+            self.left_out = perf_counter() - self.ends[-1]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, *_: object
@@ -120,7 +120,7 @@ class Recorder(Callback):
         wait_for_device()
         now = perf_counter()
         self.seconds.append(now - self.start)
-        self.ends.append(now - self.seconds_between_epochs)
+        self.ends.append(now - self.left_out)
         # A module that is not ours may have another name for it.
         self.losses.append(float(trainer.callback_metrics.get("train_loss", math.nan)))
         if len(self.losses) == self.max_steps:

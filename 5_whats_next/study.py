@@ -159,12 +159,12 @@ def main() -> None:
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )
-    # Five are drawn at random (its default is ten); then those so far decide. Seeded by the number
-    # of trials: with one seed, a search that goes on would draw the same ones again.
+    # FIRST and four random ones (its default is ten); then those so far decide. Seeded by the
+    # number of trials: with one seed, a search that goes on would draw the same ones again.
     seed = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(n_startup_trials=5, seed=seed)
     # Also if the first one was killed, which stays RUNNING.
-    if {trial.state for trial in study.trials} <= {TrialState.RUNNING}:
+    if all(trial.state == TrialState.RUNNING for trial in study.trials):
         study.enqueue_trial(FIRST)
     # One at a time, for the progress bar.
     for _ in tqdm(range(options.trials), "trials", disable=None):

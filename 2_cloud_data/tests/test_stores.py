@@ -117,7 +117,7 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
         .assign_coords(lat=(("latitude", "longitude"), np.zeros((18, 432))))
     )
     # One variable with levels, of which one is the field of the store OCEAN.
-    fields = fields.expand_dims(pressure_level=[500.0, 850.0])
+    fields = fields.expand_dims(pressure_level=[500.0, 850.0], zlev=[0.0])
     fields["surface_temperature"].attrs["units"] = "days since 1850-01-01"
     fields.isel(valid_time=slice(30)).to_netcdf(tmp_path / "a.nc")
     fields.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")

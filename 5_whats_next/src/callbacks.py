@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from src import preemption
 from src.checkpoint_files import recorded_step
-from src.cloud_run import CloudRun, TakenOverError
+from src.cloud_run import CloudRun
 from src.data.s3_server import BUCKET
 from src.errors import UserError
 from src.preemption import StoppedBySignal
@@ -83,11 +83,14 @@ class CloudUploadCallback(Callback):
         )
         # When each file was written, when it was enqueued last.
         self.enqueued: dict[str, int] = {}
+        # None makes an upload due at once, of what an earlier process has left: otherwise jobs
+        # that are shorter than the interval would never upload.
+        self.last_period: tuple[int, int] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning puts into each checkpoint, so that a run goes on in the same folder.
+        """What Lightning puts into each checkpoint.
 
-        Also where its name, or the variable of its path, is not given again.
+        So a resume needs neither the run's name nor CLOUD_STORAGE_PATH again.
         """
         return {"run_name": self.run_name, "path": self.path}
 
@@ -111,12 +114,6 @@ class CloudUploadCallback(Callback):
         elif trainer.is_global_zero:
             print("cloud     none: nothing is uploaded", flush=True)
 
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Make an upload due at once: of what an earlier process has left."""
-        # Otherwise jobs that are shorter than the interval would never upload.
-        self.last_period: Any = None
-        self.first_step = trainer.global_step
-
     @rank_zero_only
     def open(self, run: Path) -> None:
         """Make sure that the cloud can be used, and start the thread."""
@@ -125,15 +122,15 @@ class CloudUploadCallback(Callback):
         self.checkpoints = (
             Path(self.local_dir) if self.local_dir else run / "checkpoints"
         )
-        # Of a killed process.
+        # Copies that a killed process has left.
         shutil.rmtree(self.checkpoints / ".uploads", ignore_errors=True)
         cloud = CloudRun(f"{self.path}/{self.run_name}", run)
         try:
             cloud.folder.probe()  # a missing right is found now, and not after an hour
-            cloud.check_ahead(self.start_step)
             cloud.claim()
-        except TakenOverError:
-            raise
+            if cloud.is_ahead(self.start_step):
+                text = f"is ahead of step {self.start_step}: a start goes on from there"
+                print(f"cloud     {text}, until this run has passed it", flush=True)
         except UserError as error:
             # An outage does not stop a run that goes on from the disk: the first upload claims it.
             if isinstance(error.__cause__, PermissionError) or not self.files():
@@ -154,7 +151,7 @@ class CloudUploadCallback(Callback):
         # Lightning logs after the step, when global_step is one more.
         if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.
-            uploaded = max(self.uploader.uploaded.values(), default=self.first_step)
+            uploaded = max(self.uploader.uploaded.values(), default=self.start_step)
             age = float(trainer.global_step - uploaded)
             self.log("train_upload_age_steps", age, rank_zero_only=True)
         # Not in on_train_batch_end: ModelCheckpoint writes after all other callbacks.
@@ -172,7 +169,7 @@ class CloudUploadCallback(Callback):
     def enqueue_new(self) -> None:
         """Enqueue the checkpoints that have been written since the last time."""
         for path in self.files():
-            # It is gone, or there is no room for the copy: again at the next upload.
+            # A file that is gone, or without room for its copy, is tried at the next upload.
             with suppress(OSError):
                 written = path.stat().st_mtime_ns
                 if self.enqueued.get(path.name) != written:
@@ -189,21 +186,15 @@ class CloudUploadCallback(Callback):
         self, trainer: L.Trainer, module: object, error: BaseException
     ) -> None:
         """Wait for the last uploads, as long as the reason of the end allows."""
-        if isinstance(error, StoppedBySignal):
-            self.finish(error.seconds_left())
-        elif isinstance(error, SystemExit) and error.code == 0:
-            # max_steps: a complete training.
-            self.on_fit_end()
-        elif isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
-            # During the last uploads, when StopAndSave has given the signals back.
-            self.finish(preemption.PATIENCE - preemption.RESERVE)
-        else:
-            try:
-                self.finish(PATIENCE_ON_ERROR)
-            except SystemExit:
-                # Taken over. Lightning raises the training's own error again, which says more.
-                if isinstance(error, SystemExit):
-                    raise
+        if isinstance(error, SystemExit) and error.code == 0:
+            self.on_fit_end()  # max_steps: a complete training
+            return
+        try:
+            self.finish(seconds_for_uploads(error))
+        except SystemExit:
+            # Taken over. Lightning raises the training's own error again, which says more.
+            if isinstance(error, SystemExit):
+                raise
 
     def finish(self, seconds: float) -> list[str]:
         """Upload what is new, wait for it, and end the thread; returns what is not in the cloud.
@@ -242,3 +233,13 @@ class CloudUploadCallback(Callback):
                 missing.append(path.name)
             print(f"cloud     {path.name} of step {step}: {state}", flush=True)
         return missing if self.on_end else []
+
+
+def seconds_for_uploads(error: BaseException) -> float:
+    """How long the last uploads may take, by the reason of the end."""
+    if isinstance(error, StoppedBySignal):
+        return error.seconds_left()
+    if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
+        # During the last uploads, when StopAndSave has given the signals back.
+        return preemption.PATIENCE - preemption.RESERVE
+    return PATIENCE_ON_ERROR

@@ -66,12 +66,9 @@ class CloudRun:
                 found.append(Copy(key, f"{stem}.ckpt", int(step), sha256, size))
         return sorted(found, key=lambda copy: -copy.step)
 
-    def check_ahead(self, step: int) -> None:
-        """Raise TakenOverError if the cloud has a later step: no start would take this one."""
-        if any(copy.step > step for copy in self.copies()):
-            raise TakenOverError(
-                f"{self.folder.url} is ahead of step {step}: start this run again, by its name"
-            )
+    def is_ahead(self, step: int) -> bool:
+        """Whether the cloud has a later step, with which a start would go on."""
+        return any(copy.step > step for copy in self.copies())
 
     def claim(self) -> None:
         """From now on this process uploads the run; another one that did so has to end."""
@@ -90,7 +87,10 @@ class CloudRun:
         if not is_intact(path):
             raise DamagedFileError(f"{name} is damaged on this disk")
         if not self.owner:  # there was an outage at the start
-            self.check_ahead(step)
+            if self.is_ahead(
+                step
+            ):  # until this process is: another one may train it, too
+                raise UserError(f"{self.folder.url} is ahead of step {step}")
             self.claim()
         self.check_owner()
         copies = self.copies()
@@ -109,15 +109,11 @@ class CloudRun:
         for copy in older[KEEP - 1 :]:
             self.folder.delete(copy.key)
 
-    def download_newer_than(self, step: int) -> bool:
-        """Download each name's newest intact checkpoint, if it has more steps or is not here.
-
-        Returns whether one had more steps.
-        """
+    def download_newer_than(self, step: int) -> None:
+        """Download each name's newest intact checkpoint, if it has more steps or is not here."""
         copies = self.copies()
-        has_newer = any(copy.step > step for copy in copies)
         # These first: once a checkpoint has its name, the next start takes the disk for complete.
-        if has_newer:
+        if any(copy.step > step for copy in copies):
             self.run.mkdir(parents=True, exist_ok=True)
             for filename in ("config.yaml", "metrics.csv"):
                 if text := self.folder.read(filename):
@@ -126,7 +122,6 @@ class CloudRun:
         is_here = [self.download_name(name, copies, step) for name in names]
         if copies and not any(is_here) and not step:
             raise UserError(f"{self.folder.url} has no checkpoint that is intact")
-        return has_newer
 
     def download_name(self, name: str, copies: list[Copy], step: int) -> bool:
         """Download the newest intact checkpoint of a name; returns whether there is one here."""

@@ -35,7 +35,7 @@ def make_optimizer(
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises.
         fused: update all weights in one pass, which rounds otherwise; null leaves it to PyTorch.
-        schedule: cosine falls to zero once, restarts in each period; step is 0.1 times after each.
+        schedule: cosine falls to zero once, restarts in each period; step divides by 10 after each.
         periods: equal parts of the training after the warmup, for restarts and step.
     """
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.

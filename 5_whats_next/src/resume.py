@@ -162,22 +162,24 @@ def find_run(
     with lock(run, "lock", blocking=True):
         # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
-        has_newer = False
         try:
             if cloud:
                 run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
-                # First: a machine that still trains this run deletes what is listed later.
                 has_copies = bool(run_in_cloud.copies())
-                if has_copies and policy != "never" and rank_zero_only.rank == 0:
+                if has_copies and policy == "never":
+                    raise UserError(
+                        f"{run.name} is in the cloud (resume_policy: never)"
+                    )
+                # Before the list: a machine that still trains this run would delete what is in it.
+                if has_copies and rank_zero_only.rank == 0:
                     run_in_cloud.claim()
-                has_newer = run_in_cloud.download_newer_than(step)
+                run_in_cloud.download_newer_than(step)
         except UserError as error:
             if not checkpoint:  # to begin again could overwrite what is there
                 raise
             print(f"resume    from the disk, because of {error}", flush=True)
-            has_newer = True  # perhaps: one may have arrived before this error
-        if has_newer:  # it is checked like any other file
-            checkpoint, step = newest_intact(run / "checkpoints")
+        # What has arrived, also before an error, is checked like any other file.
+        checkpoint, step = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
         raise UserError(
             f"{run} has no checkpoint that is intact; move it away, or take another run_name,"

@@ -20,7 +20,9 @@ def check_chunks(store: CheckedStore, parts: Parts) -> None:
     """Read these parts, and keep nothing. Raises ChunkError, which names the bad chunks."""
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
     if bad:
-        advice = "chapter 2's build_store.py check says what else, and mends it"
+        advice = (
+            "build_store.py statistics mends those; a store is built again elsewhere"
+        )
         raise ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
 
