@@ -121,9 +121,9 @@ def train(
     # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()
-    # disable=None: a bar on a terminal only.
-    hide = None if tracker else True
-    bar = tqdm(total=total_steps, initial=state.step, disable=hide)
+    # Rank 0 has a bar, if it writes to a terminal (tqdm's None).
+    disable = None if tracker else True
+    bar = tqdm(total=total_steps, initial=state.step, disable=disable)
 
     is_stopping = False
     while state.step < total_steps and not is_stopping:

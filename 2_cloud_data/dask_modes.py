@@ -24,8 +24,9 @@ def measure(mode: Any, batches: list[list[int]]) -> float:
     settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
     # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
     # which is harmless: https://github.com/zarr-developers/zarr-python/issues/2901
-    with Client(host="127.0.0.1", **settings) if mode == "cluster" else nullcontext():
-        dataset = CloudDataset("train", dask="threads" if mode == "cluster" else mode)
+    is_cluster = mode == "cluster"
+    with Client(host="127.0.0.1", **settings) if is_cluster else nullcontext():
+        dataset = CloudDataset("train", dask="threads" if is_cluster else mode)
         dataset[0]  # connections are opened
         seconds = timeit(lambda: list(map(dataset.__getitems__, batches)), number=1)
     return sum(map(len, batches)) / seconds

@@ -2,7 +2,7 @@
 
 uv run python lightning_train.py                               as chapter 0's training, to the bit
 uv run python lightning_train.py -c config/two_processes.yaml  DDP on two CPU processes
-uv run python lightning_train.py --trainer.devices 8           DDP on eight GPUs
+uv run python lightning_train.py --trainer.accelerator cuda --trainer.devices 8    on eight GPUs
 uv run python lightning_train.py --resume output/run_1         go on where a run stopped
 """
 

@@ -35,6 +35,7 @@ from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
     AXIS_NAMES,
+    MissingChunks,
     named_axes,
     open_fields,
     open_store,
@@ -145,7 +146,12 @@ def cube(
     build(url, fields, chunk, train_period, command, shard)
 
 
-def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
+def pack(
+    url: str,
+    chunk: Window,
+    levels: list[float] | None = None,
+    missing_chunks: MissingChunks = "error",
+) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Run it again after values of the store were corrected: no reader notices an old copy.
@@ -154,8 +160,12 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
         url: a store that is finished.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
+        missing_chunks: land: read chunks that are not there as land, where Zarr leaves these out.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
+    source = open_store(url)
+    fields = select(open_fields(source, chunks={}), None, url, levels)
+    if missing_chunks == "land":
+        source.allow_land(fields)
     dims = ("variable", *AXES)
     shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
     chunks = (len(fields), *map(min, chunk, shape[1:]))
@@ -164,6 +174,7 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     about = {
         "chunk": chunk,
         "levels": levels,
+        "missing_chunks": missing_chunks,
         "variables": list(fields),
         "grid": grid_of(fields),
     }
@@ -237,7 +248,8 @@ def mend(url: str, bad: list[str]) -> None:
     if any(key.startswith("packed/") for key in bad):
         copy = zarr.open_group(open_store(f"{url}/packed"), mode="r")
         about: Any = copy.attrs
-        pack(url, tuple(about["chunk"]), about.get("levels"))
+        missing_chunks = about.get("missing_chunks", "error")
+        pack(url, tuple(about["chunk"]), about.get("levels"), missing_chunks)
 
 
 COMMANDS: dict[str, Any] = {

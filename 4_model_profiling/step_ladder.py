@@ -67,6 +67,8 @@ def main() -> None:
         "--save-dir", help="new folder; by default results/ladder/TIMESTAMP"
     )
     options, overrides = parser.parse_known_args()
+    if options.model_class != "slow_module.SlowModule":
+        raise UserError("--model-class: the rungs are settings of SlowModule")
     folder = new_folder(options.save_dir, "ladder")
 
     rungs: dict[str, list[str]] = {}

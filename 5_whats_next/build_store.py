@@ -29,6 +29,7 @@ from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
     AXIS_NAMES,
+    MissingChunks,
     named_axes,
     open_fields,
     open_store,
@@ -112,7 +113,12 @@ def version(file: str) -> tuple[str, int, int]:
     return file, status.st_size, status.st_mtime_ns
 
 
-def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
+def pack(
+    url: str,
+    chunk: Window,
+    levels: list[float] | None = None,
+    missing_chunks: MissingChunks = "error",
+) -> None:
     """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
 
     Run it again after values of the store were corrected: no reader notices an old copy.
@@ -121,8 +127,12 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
         url: a store that is finished.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
         levels: those of variables with levels; each becomes a variable, as temperature_500.
+        missing_chunks: land: read chunks that are not there as land, where Zarr leaves these out.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url, levels)
+    source = open_store(url)
+    fields = select(open_fields(source, chunks={}), None, url, levels)
+    if missing_chunks == "land":
+        source.allow_land(fields)
     dims = ("variable", *AXES)
     shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
     chunks = (len(fields), *map(min, chunk, shape[1:]))
@@ -131,6 +141,7 @@ def pack(url: str, chunk: Window, levels: list[float] | None = None) -> None:
     about = {
         "chunk": chunk,
         "levels": levels,
+        "missing_chunks": missing_chunks,
         "variables": list(fields),
         "grid": grid_of(fields),
     }

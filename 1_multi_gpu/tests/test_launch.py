@@ -51,7 +51,7 @@ def test_all_ranks_end_well(tmp_path):
 def test_a_signal_is_handed_on(tmp_path, rank_0, number, code):
     """A second one kills those that hang; chapter 5 has a code of its own, 4, for rank 0.
 
-    Broken by: no terminate in wait_for_all; 128 + stop.number in place of rank 0's own code.
+    Broken by: no end_softly in wait_for_all; 128 + stop.number in place of rank 0's own code.
     """
     process = start(tmp_path, command=["-c", PROGRAM.replace("RANK_0", rank_0)])
     assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2

@@ -57,10 +57,12 @@ def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
 
     After a signal it is 128 and the signal's number.
     """
-    # While none has failed.
     is_stopping = False
-    while not any(process.poll() for process in ranks):
-        if all(process.returncode == 0 for process in ranks):
+    while True:
+        codes = [process.poll() for process in ranks]  # None: it still runs
+        if any(codes):  # one has failed
+            break
+        if all(code == 0 for code in codes):
             return 128 + stop.number if stop.number else 0
         if stop.number and not is_stopping:
             end_softly(ranks)

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
 
+from src.data.fast_dataset import FastDataset
 from src.data.store import AXES
 from src.data.tensorstore_arrays import is_plain
 
@@ -22,8 +23,9 @@ NEGLIGIBLE = 0.05
 class LoaderReport(Callback):
     """Says how long the training has waited for its batches, and for what; for any loader.
 
-    Place it behind other callbacks: what they do after a batch would count as waiting. On a GPU,
-    the steps run behind Python, so some of the waiting costs nothing; chapter 4 measures there.
+    Place it behind other callbacks: what they do after a batch would count as waiting, as a
+    checkpoint inside an epoch does, which Lightning writes last. On a GPU, the steps run behind
+    Python, so some of the waiting costs nothing; chapter 4 measures there.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class LoaderReport(Callback):
         loader = trainer.train_dataloader
         self.dataset = getattr(loader, "dataset", None)
         batch_size = getattr(trainer.datamodule, "batch_size", None)
-        if batch_size and hasattr(self.dataset, "chunk"):
+        if batch_size and isinstance(self.dataset, FastDataset):
             print_line(summary(loader, batch_size // trainer.world_size))
         # Lightning does not call it where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer, module)
@@ -80,7 +82,9 @@ class LoaderReport(Callback):
 
 def seconds_of(dataset: Any) -> Tensor:
     """What a dataset has spent on waiting for its store and on decoding: (2,), 0 if unknown."""
-    return getattr(dataset, "seconds", torch.zeros(2)).clone()
+    if not isinstance(dataset, FastDataset):
+        return torch.zeros(2)
+    return dataset.seconds.clone()
 
 
 def limiting_stage(waited: float, store: float, decoding: float) -> str:
@@ -96,9 +100,9 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
 def summary(loader: Any, batch_size: int) -> str:
     """What a window of a FastDataset costs on average, and the memory that its batches may take."""
     dataset = loader.dataset
-    num_chunks = chunk_places(dataset) * len(dataset.layers)
-    layers_in_chunk = sum(dataset.layers.values()) / len(dataset.layers)
-    chunk_bytes = layers_in_chunk * dataset.layer_bytes
+    num_chunks = chunk_places(dataset) * len(dataset.levels_in_chunk)
+    mean_levels = sum(dataset.levels_in_chunk.values()) / len(dataset.levels_in_chunk)
+    chunk_bytes = mean_levels * dataset.level_bytes
     window_bytes = bytes_of_window(dataset)
     factor = num_chunks * chunk_bytes / window_bytes
     text = (
@@ -160,8 +164,8 @@ def memory_needed(loader: Any, batch_size: int) -> float:
     # In the end, all numbers are float32.
     to_float32 = max(1, 4 / dataset.dtype.itemsize)
     batch_bytes = batch_size * bytes_of_window(dataset) * to_float32
-    num_chunks = len(dataset.layers) * math.prod(dataset.num_chunks)
-    chunk_bytes = max(dataset.layers.values()) * dataset.layer_bytes
+    num_chunks = len(dataset.levels_in_chunk) * math.prod(dataset.num_chunks)
+    chunk_bytes = max(dataset.levels_in_chunk.values()) * dataset.level_bytes
     chunks = readers * min(dataset.concurrency, num_chunks)
     return (
         batches * batch_bytes + chunks * chunk_bytes + caches * 1e6 * dataset.cache_mb

@@ -151,6 +151,14 @@ def test_a_packed_copy_has_to_be_whole_and_can_be_mended(monkeypatch, tmp_path, 
     assert chunk.read_bytes() == whole
     FastDataset("train", **settings)[0]
 
+    # Where Zarr has left out chunks of land. Broken by: no allow_land in pack.
+    (tmp_path / "salinity/c/0/0/0").unlink()
+    with pytest.raises(UserError, match="salinity/c/0/0/0 is missing"):
+        pack(url, (5, 9, 9))
+    pack(url, (5, 9, 9), missing_chunks="land")
+    land = FastDataset("train", **settings)
+    assert land[0][0][land.variables.index("salinity")].isnan().all()
+
     metadata = tmp_path / "packed" / "zarr.json"
     metadata.write_text(metadata.read_text().replace("1902-12", "1802-12"))
     with pytest.raises(UserError, match="packed: a copy of another grid"):

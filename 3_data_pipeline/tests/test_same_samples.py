@@ -190,7 +190,7 @@ def test_any_layout_is_read_as_the_slow_reader_reads_it(tmp_path, zarr_format, p
     slow = CloudDataset("train", **settings)
     fast = FastDataset("train", **settings)
     # All levels are in the same chunk.
-    assert fast.layers == {("temperature", 0): 3, ("salinity", 0): 1}
+    assert fast.levels_in_chunk == {("temperature", 0): 3, ("salinity", 0): 1}
     indices = range(len(slow))
     pairs = zip(slow.__getitems__(indices), fast.__getitems__(indices), strict=True)
     for (x, _), (y, _) in pairs:

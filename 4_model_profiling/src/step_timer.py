@@ -94,11 +94,12 @@ class StepTimer(Profiler):
             row = {"epoch": self.epochs[number], "total": 0.0}
             row |= dict.fromkeys([*PARTS.values(), "other"], 0.0)
             # A step ends where the next one begins, or in front of the validation.
-            is_last = number + 1 == len(self.steps)
-            if not is_last and self.epochs[number + 1] == self.epochs[number]:
+            following = number + 1
+            is_last = following == len(self.steps)
+            if not is_last and self.epochs[following] == self.epochs[number]:
                 _, batch_end = marks[-1]
-                next_step = self.steps[number + 1][0]
-                marks = [*marks[:-1], ("other", batch_end), next_step]
+                _, next_start = self.steps[following][0]
+                marks = [*marks[:-1], ("other", batch_end), ("end", next_start)]
             for (part, start), (_, end) in pairwise(marks):
                 seconds = self.elapsed(start, end)
                 row[part] += seconds

@@ -95,6 +95,7 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
         (["--data.num_samples=16"], "too few"),
         (["--data.workers=3"], "--data.workers"),
         (["--steps=4"], "--steps 4: 5 of them do not count"),
+        (["--trainer.max_epochs=3"], "this script has --epochs"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):

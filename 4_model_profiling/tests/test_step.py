@@ -16,6 +16,7 @@ from src.config import CHAPTER
 from src.errors import UserError
 from src.model.compiled import compile_forward
 from src.model.lightning_module import AutoencoderModule
+from src.model.micro_batches import split
 from src.model.pytorch_model import MaskedAutoencoder
 from tests.runs import TINY, TWO_RANKS, call, rows, saved, start, train
 from tests.waits import Waits
@@ -108,6 +109,8 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
         train(monkeypatch, tmp_path / "three", *parts, script=lightning_train)
     )
     torch.testing.assert_close(three, whole, rtol=1e-5, atol=0)
+    with pytest.raises(UserError, match="3 parts of 2 samples"):
+        split(torch.zeros(2, 1), torch.zeros(2), 3)
     ranks = [
         "--trainer.devices=2",
         "--trainer.strategy=ddp",

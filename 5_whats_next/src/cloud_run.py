@@ -1,11 +1,13 @@
 """A run's copy in object storage: what is uploaded, what counts, what is downloaded."""
 
-# PATH/RUN/last-000000120-1a2b3c4d.ckpt   a checkpoint: its step, the beginning of its SHA-256
-# PATH/RUN/owner                          a random number of the process that uploads
-# PATH/RUN/config.yaml, metrics.csv       what belongs to the checkpoints
+# PATH/RUN/last-000000120-1a2b3c4d.ckpt          a checkpoint: step, beginning of its SHA-256
+# PATH/RUN/last-000000120-1a2b3c4d.config.yaml   the settings, and the curve up to this step
+# PATH/RUN/last-000000120-1a2b3c4d.metrics.csv
+# PATH/RUN/owner                                 a random number of the process that uploads
 #
 # The objects' names are the list: storage shows an object when it is whole, and never half of one.
-# So an upload writes what belongs to a checkpoint, then the checkpoint, then deletes older ones.
+# An upload writes what belongs to a checkpoint, then the checkpoint, then deletes older ones. It
+# never writes a name again: a kill meanwhile may lose the old object (in SeaweedFS it does).
 
 import os
 import re
@@ -17,9 +19,9 @@ from src.checkpoint_files import is_intact
 from src.cloud_folder import CloudFolder, DamagedError, digest
 from src.errors import UserError
 
-KEEP = 2  # checkpoints of each name
+BESIDE = ("config.yaml", "metrics.csv")  # what belongs to a checkpoint
 # What upload calls its objects; those with other names are left alone.
-OBJECT = re.compile(r"(.+)-(\d{9,})-([0-9a-f]{8})\.ckpt")
+OBJECT = re.compile(r"(.+)-(\d{9,})-([0-9a-f]{8})\.(ckpt|config\.yaml|metrics\.csv)")
 
 
 class TakenOverError(UserError):
@@ -61,10 +63,17 @@ class CloudRun:
         """The run's checkpoints, the newest first."""
         found = []
         for key, size in self.folder.sizes().items():
-            if match := OBJECT.fullmatch(key):
-                stem, step, sha256 = match.groups()
+            match = OBJECT.fullmatch(key)
+            if match and match[4] == "ckpt":
+                stem, step, sha256, _ = match.groups()
                 found.append(Copy(key, f"{stem}.ckpt", int(step), sha256, size))
         return sorted(found, key=lambda copy: -copy.step)
+
+    def read_beside(self, copy: Copy, filename: str) -> str:
+        """The config.yaml or metrics.csv of a checkpoint; empty if there is none."""
+        name = f"{copy.key.removesuffix('.ckpt')}.{filename}"
+        # Earlier versions had one of each for the whole run.
+        return self.folder.read(name) or self.folder.read(filename)
 
     def is_ahead(self, step: int) -> bool:
         """Whether the cloud has a later step, with which a start would go on."""
@@ -94,29 +103,37 @@ class CloudRun:
             self.claim()
         self.check_owner()
         copies = self.copies()
-        # Before the checkpoint: a resume drops rows after its step, but cannot add any. A later
-        # checkpoint has its rows already.
-        if all(copy.step <= step for copy in copies):
-            for filename in ("config.yaml", "metrics.csv"):
-                if (self.run / filename).is_file():
-                    self.folder.write(filename, (self.run / filename).read_text())
         sha256 = digest(path)
-        key = f"{Path(name).stem}-{step:09d}-{sha256[:8]}.ckpt"
-        self.folder.upload(path, key, sha256)
+        stem = f"{Path(name).stem}-{step:09d}-{sha256[:8]}"
+        is_new = f"{stem}.ckpt" not in {copy.key for copy in copies}
+        # Before the checkpoint: a resume drops rows after its step, but cannot add any.
+        for filename in BESIDE:
+            if is_new and (self.run / filename).is_file():
+                text = (self.run / filename).read_text()
+                self.folder.write(f"{stem}.{filename}", text)
+        self.folder.upload(path, f"{stem}.ckpt", sha256)
 
         self.check_owner()  # again: this may have taken minutes
-        older = [copy for copy in copies if copy.name == name and copy.step < step]
-        for copy in older[KEEP - 1 :]:
-            self.folder.delete(copy.key)
+        same_name = [copy for copy in copies if copy.name == name]
+        older = [copy.step for copy in same_name if copy.step < step]
+        self.delete_before(max(older, default=0), name)
+
+    def delete_before(self, step: int, name: str) -> None:
+        """Delete what belongs to checkpoints of this name that have fewer steps."""
+        # In this order a checkpoint goes before what belongs to it.
+        for key in sorted(self.folder.sizes()):
+            match = OBJECT.fullmatch(key)
+            if match and f"{match[1]}.ckpt" == name and int(match[2]) < step:
+                self.folder.delete(key)
 
     def download_newer_than(self, step: int) -> None:
         """Download each name's newest intact checkpoint, if it has more steps or is not here."""
         copies = self.copies()
         # These first: once a checkpoint has its name, the next start takes the disk for complete.
-        if any(copy.step > step for copy in copies):
+        if copies and copies[0].step > step:
             self.run.mkdir(parents=True, exist_ok=True)
-            for filename in ("config.yaml", "metrics.csv"):
-                if text := self.folder.read(filename):
+            for filename in BESIDE:
+                if text := self.read_beside(copies[0], filename):
                     write_whole(self.run / filename, text)
         names = sorted({copy.name for copy in copies})
         is_here = [self.download_name(name, copies, step) for name in names]

@@ -43,7 +43,7 @@ def hash32(x: Tensor) -> Tensor:
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch).
 
-    The list takes about 40 bytes a sample on each rank: 4 GB for 100 million samples.
+    The list takes about 40 bytes a sample in each process: 4 GB for 100 million samples.
     """
     # Hashed, because seed + epoch would give seed 1 the order that seed 0 has one epoch later.
     epoch_seed = hash32(hash32(torch.tensor(seed)) + epoch)

@@ -133,8 +133,8 @@ def check_settings(
     """
     cloud = CloudRun(address, run)
     try:
-        # Settings without a checkpoint are those of a process that was killed in its first upload.
-        text = cloud.folder.read("config.yaml") if cloud.copies() else ""
+        copies = cloud.copies()
+        text = cloud.read_beside(copies[0], "config.yaml") if copies else ""
     except UserError:
         return  # find_run tries again, and decides
     if not text:

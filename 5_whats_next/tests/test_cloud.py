@@ -1,7 +1,6 @@
 """The copy in the cloud: what arrives is whole, faults are survived, and the run comes back."""
 
 import contextlib
-import itertools
 import math
 import re
 import secrets
@@ -45,6 +44,9 @@ def proxy(monkeypatch):
         yield proxy
 
 
+KINDS = ("ckpt", "metrics.csv")  # without a config.yaml
+
+
 def upload(folder, run, step):
     path = run / "checkpoints" / "last.ckpt"
     save_durably({"weights": [step] * 1000, "global_step": step}, path)
@@ -62,36 +64,46 @@ def step_in_the_cloud(folder, place):
     return newest_intact(place / "checkpoints")[1]
 
 
+# So many requests, and a kill in the next one.
+def killed_requests(request, number):
+    def killed(method, *arguments, **settings):
+        if requests.call_count <= number:
+            return request(method, *arguments, **settings)
+        if method == "_pipe_file":  # SeaweedFS deletes the old object
+            request("_rm_file", arguments[0])
+        raise KeyboardInterrupt  # in place of SIGKILL: nobody catches it
+
+    requests = mock.Mock(side_effect=killed)
+    return requests
+
+
 def test_a_kill_at_each_request_of_an_upload_loses_nothing(
     folder, tmp_path, monkeypatch, capsys
 ):
-    """And leaves two checkpoints, and what others have put there.
+    """And leaves two checkpoints, what belongs to them, and what others have put there.
 
-    Broken by: metrics.csv after the checkpoint; deletions before it; no OBJECT; KEEP objects
-    beside the newest.
+    Broken by: metrics.csv after the checkpoint, or under one name; deletions before it; no OBJECT.
     """
     folder.write("epoch-7.ckpt", "somebody's own copy")
     for last in (1, 2):
         upload(folder, tmp_path / "run", last)
     for step in range(3, 100):
-        # KeyboardInterrupt in place of SIGKILL: nobody catches it.
-        effects = itertools.chain([mock.DEFAULT] * (step - 3), [KeyboardInterrupt])
-        request = mock.Mock(wraps=folder.request, side_effect=effects)
-        monkeypatch.setattr(folder, "request", request)
+        requests = killed_requests(folder.request, step - 3)
+        monkeypatch.setattr(folder, "request", requests)
         with contextlib.suppress(KeyboardInterrupt):
             upload(folder, tmp_path / "run", step)
         monkeypatch.undo()
         before, last = last, step_in_the_cloud(folder, tmp_path / str(step))
         assert last in (before, step)
         assert int((tmp_path / str(step) / "metrics.csv").read_text()) >= last
-        if request.call_count < step - 2:  # it was not killed
+        if requests.call_count < step - 2:  # it was not killed
             break
     assert last == step > 7
     assert "skipped" not in capsys.readouterr().out  # each object was whole
     newest, older = CloudRun(folder.url, tmp_path).copies()
     assert newest.step > older.step
-    others = {"owner", "metrics.csv", "epoch-7.ckpt"}
-    assert set(folder.sizes()) == {newest.key, older.key, *others}
+    kept = [f"{key[:-5]}.{kind}" for key in (newest.key, older.key) for kind in KINDS]
+    assert set(folder.sizes()) == {*kept, "owner", "epoch-7.ckpt"}
 
 
 # Of each kind of request. Broken by: no retries in store.py.
@@ -107,7 +119,7 @@ def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
 
 
 def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
-    """A run that had a list, and no owner; two checkpoints of one step; KEEP of each name.
+    """A run that had a list, one metrics.csv, no owner; two checkpoints of one step.
 
     Broken by: no "" in check_owner; names that are not compared in upload; no maxdepth.
     """
@@ -115,14 +127,18 @@ def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
     for step in (1, 2):
         cloud = upload(folder, tmp_path / "run", step)
     folder.write("last-000000002-00000000.ckpt", "damaged")
+    folder.write("metrics.csv", "of an earlier version")
     folder.write("backup/last-000000009-00000000.ckpt", "of a reader")
     folder.delete("owner")
     assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 2
     for step, name in ((3, "last.ckpt"), (4, "best.ckpt")):
         cloud.upload(tmp_path / "run" / "checkpoints" / "last.ckpt", name, step)
     names = [(copy.name, copy.step) for copy in cloud.copies()]
-    assert sorted(names) == [("best.ckpt", 4), ("last.ckpt", 2), ("last.ckpt", 3)]
+    last = [("last.ckpt", step) for step in (2, 2, 3)]
+    assert sorted(names) == [("best.ckpt", 4), *last]
     assert folder.read("latest.json")
+    (damaged,) = [copy for copy in cloud.copies() if copy.sha256 == "00000000"]
+    assert cloud.read_beside(damaged, "metrics.csv") == "of an earlier version"
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit"])
@@ -156,7 +172,7 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage
 def test_a_process_that_is_behind_the_cloud(tmp_path, monkeypatch, capsys):
     """It says so, takes over nothing, and leaves the rows of later steps.
 
-    Broken by: no is_ahead in open, or in upload; metrics.csv that is always written.
+    Broken by: no is_ahead in open, or in upload; metrics.csv under one name.
     """
     with pytest.raises(SystemExit, match="0"):
         training(monkeypatch, tmp_path, "max_steps=3")
@@ -168,7 +184,8 @@ def test_a_process_that_is_behind_the_cloud(tmp_path, monkeypatch, capsys):
     other.check_owner()
     (other.run / "metrics.csv").write_text("3")
     other.upload(other.run / "checkpoints" / "last.ckpt", "best.ckpt", 3)
-    assert other.folder.read("metrics.csv") == "9"
+    newest = other.copies()[0]
+    assert (newest.step, other.read_beside(newest, "metrics.csv")) == (9, "9")
     # Not refused: the later one may be damaged.
     call(monkeypatch, f"--resume={here}", script=lightning_train)
     assert "cloud     is ahead of step 3" in capsys.readouterr().out

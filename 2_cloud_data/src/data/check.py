@@ -14,7 +14,7 @@ from src.errors import UserError
 def damage(url: str) -> list[str]:
     """The keys of all chunks of a store that are missing or damaged, and of unfinished parts.
 
-    Reads the whole store: fields, statistics, and further copies.
+    Reads the whole store: fields, statistics, and what else lies there.
     """
     store = open_store(url)
     try:
@@ -31,16 +31,16 @@ def damage(url: str) -> list[str]:
     nodes = dict(zarr.open_group(store, mode="r").members())
     nodes |= dict(root.members(max_depth=None))
     for path, node in tqdm(nodes.items(), url, disable=None):
+        is_in_group = "/" in path
         if isinstance(node, zarr.Array):
-            # A field's number, such as that of a projection, is not written if it is 0.
-            if node.ndim or "/" in path:
+            # Beside the fields: a projection's is not written if it is 0.
+            is_single_number = not node.ndim and not is_in_group
+            if not is_single_number:
                 bad += bad_chunks(store, path)
+            continue
         # Consolidated metadata are written last. A group of groups has none, and no arrays either.
-        elif (
-            "/" in path
-            and not node.metadata.consolidated_metadata
-            and any(node.array_keys())
-        ):
+        is_finished = bool(node.metadata.consolidated_metadata)
+        if is_in_group and any(node.array_keys()) and not is_finished:
             bad.append(path)
     return bad
 

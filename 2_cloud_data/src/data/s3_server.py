@@ -144,20 +144,20 @@ def running_weed(
         weed.wait()
 
 
-def has_users(file: int) -> bool:
-    """Whether somebody holds a lock. If not, this process does now, and who comes later waits."""
+def took_over(users: int) -> bool:
+    """Take the file's lock for this process alone; False while a user shares it."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    return False
+        return False
+    return True
 
 
 def keep() -> None:
     """Run the server until nobody holds a lock any more, and again if it dies before."""
     os.umask(0o077)  # the two files hold the keys
-    # SLURM sends it to all processes of a job, whose last uploads need the server. The server dies
-    # of it, and is started again.
+    # SLURM sends SIGTERM to all processes of a job, whose last uploads still need the server. So
+    # this one ignores it, and starts the server again, which dies of it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Where the server was too busy to answer in time, a second keeper is started. It waits here.
     keeper_lock = os.open(FOLDER / "keeper", os.O_CREAT | os.O_RDWR)
@@ -174,7 +174,7 @@ def keep() -> None:
     lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
     users = os.open(FOLDER / "users", os.O_RDWR)
     try:
-        while has_users(users):
+        while not took_over(users):
             with running_weed(ports, keys, keeper_lock) as weed:
                 while not (answers(f"{s3_url}/healthz") and answers(bucket_url)):
                     if weed.poll() is not None:
@@ -184,7 +184,7 @@ def keep() -> None:
                 ENV_FILE.write_text(
                     "".join(f"{name}={value}\n" for name, value in lines)
                 )
-                while weed.poll() is None and has_users(users):
+                while weed.poll() is None and not took_over(users):
                     time.sleep(0.2)
     finally:
         ENV_FILE.unlink(missing_ok=True)

@@ -37,9 +37,9 @@ class Encoder(nn.Module):
         ids = mask.ids_keep[..., None].expand(-1, -1, patches.shape[-1])
         x = self.embed(patches.gather(1, ids)) + self.positions[mask.ids_keep]
 
-        # Nobody looks at a slot that only pads. But a sample with hardly any water has no other
-        # slots, and attention over nothing can be NaN. So all may look at the first slot; the
-        # decoder throws away what a padding slot gives.
+        # Attention leaves out slots that only pad. But a sample with hardly any water has no other
+        # slots, and attention over nothing can be NaN. So the first slot always counts; the decoder
+        # throws it away if it is one that pads.
         attend = mask.slot_is_visible.clone()
         attend[:, 0] = True
         for block in self.blocks:

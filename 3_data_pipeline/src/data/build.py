@@ -84,11 +84,10 @@ def build(
     store = open_store(url, read_only=False)
     group = open_or_begin(store, fields)
     progress: Any = group.attrs
-    # A repair begins at the first damaged region, a stopped build at the first that is missing.
+    # A stopped build goes on at the first region that is missing, a repair at the first damaged.
     first_missing = len(starts) - progress["regions_left"]
-    first_region = min(
-        first_missing, progress.get("first_damaged_region", first_missing)
-    )
+    first_damaged = progress.get("first_damaged_region", first_missing)
+    first_region = min(first_missing, first_damaged)
     if first_region == 0:
         settings: dict[str, Any] = {"chunks": tuple(chunks.values())}
         if shard:

@@ -41,15 +41,12 @@ BOTO_SETTINGS = {
 }
 
 
-def status(error: BaseException | None) -> int:
-    """The status code of an S3 server's answer; 0 for other errors."""
-    answer = error.response if isinstance(error, ClientError) else {}
-    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
 def is_busy(error: Exception) -> bool:
     """Whether a server may answer later: it throttles its clients (429), or has failed."""
-    return status(error) == 429 or status(error) >= 500
+    if not isinstance(error, ClientError):
+        return False
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status == 429 or status >= 500
 
 
 @functools.cache

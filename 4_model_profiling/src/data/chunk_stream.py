@@ -46,15 +46,16 @@ class ChunkStream(FastDataset):
         steps = self.grid.window[0]
         reach = 1 + math.ceil((steps - 1) / self.chunk[0])
         num_places = math.prod(self.num_chunks[1:])
-        block_mb = sum(self.layers.values()) * self.layer_bytes * num_places / 1e6
+        block_mb = (
+            sum(self.levels_in_chunk.values()) * self.level_bytes * num_places / 1e6
+        )
         # A rank reads the blocks of its own streams alone, until the first stream ends. Then its
         # windows come from all that are left, so for a while some chunks are read more than once.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
         if streams % num_ranks:
             raise UserError(f"streams: {streams} is no multiple of {num_ranks} devices")
-        self.cache_mb = max(
-            self.cache_mb, 1.2 * streams / num_ranks * (held * reach + 1) * block_mb
-        )
+        num_blocks = streams // num_ranks * (held * reach + 1)
+        self.cache_mb = max(self.cache_mb, 1.2 * num_blocks * block_mb)
 
     def epoch_order(self, num_samples: int, seed: int, epoch: int) -> list[int]:
         """The permutation of ``range(num_samples)`` for one epoch; a function of (seed, epoch)."""

@@ -71,19 +71,19 @@ class FastDataset(CloudDataset):
             raise UserError(
                 f"{self.url}: the variables have several types; use CloudDataset"
             )
-        # The chunks of a window at one place on the grid, and how many variables or levels each
-        # holds.
-        self.layers: dict[tuple[str, int], int] = {}
+        # How many levels (of a packed copy: variables) a chunk holds, by its array and its number
+        # along their axis. Variables that lie in one chunk share an entry.
+        self.levels_in_chunk: dict[tuple[str, int], int] = {}
         chunks = []
         for encoding in self.encodings:
             chunk_of_axis = dict(zip(encoding["axes"], encoding["chunks"], strict=True))
-            layers = chunk_of_axis.get("level", 1)
-            number = (encoding["level"] or 0) // layers
-            self.layers[encoding["array"], number] = layers
             chunks.append([chunk_of_axis[axis] for axis in AXES])
+            num_levels = chunk_of_axis.get("level", 1)
+            number = (encoding["level"] or 0) // num_levels
+            self.levels_in_chunk[encoding["array"], number] = num_levels
         # Times, latitudes, longitudes; where variables differ, the largest.
         self.chunk = tuple(map(max, zip(*chunks, strict=True)))
-        self.layer_bytes = math.prod(self.chunk) * self.dtype.itemsize
+        self.level_bytes = math.prod(self.chunk) * self.dtype.itemsize
         # Along each axis. The last one may reach beyond the edge, and is decoded whole.
         self.num_chunks = [
             math.ceil(self.lazy_fields.sizes[axis] / size)

@@ -13,11 +13,14 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from src.errors import UserError
 from src.model.pytorch_model import PATCHES
 
 
 def split(x: Tensor, index: Tensor, num_parts: int) -> list[tuple[Tensor, Tensor]]:
-    """The parts of a batch x (B, V, T, H, W), index (B,)."""
+    """The parts of a batch x (B, V, T, H, W), index (B,). Raises UserError if one were empty."""
+    if num_parts > len(x):
+        raise UserError(f"model.micro_batches: {num_parts} parts of {len(x)} samples")
     parts = zip(x.tensor_split(num_parts), index.tensor_split(num_parts), strict=True)
     return list(parts)
 

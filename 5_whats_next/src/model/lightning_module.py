@@ -127,15 +127,17 @@ class AutoencoderModule(L.LightningModule):
             # the norm would be that of scaled gradients.
             scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
-        # The answer stays on the device: to ask for it in each step is to wait for a GPU in each
-        # step. In 16-mixed the scaler skips such a step.
-        step = self.global_step + 1
-        if not scaler:
-            bad_step = self.bad_step.to(norm.device)
-            is_first = ~torch.isfinite(norm) & (bad_step == 0)
-            self.bad_step = torch.where(is_first, step, bad_step)
-        if step % self.trainer.log_every_n_steps == 0:
+        if not scaler:  # in 16-mixed the scaler skips a bad step
+            self.remember_bad_step(norm)
+        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:
             self.check_finite()
+
+    def remember_bad_step(self, norm: Tensor) -> None:
+        """Keep the number of the first bad step on the device."""
+        # To ask for it in each step is to wait for a GPU in each step.
+        bad_step = self.bad_step.to(norm.device)
+        is_first = ~torch.isfinite(norm) & (bad_step == 0)
+        self.bad_step = torch.where(is_first, self.global_step + 1, bad_step)
 
     def check_finite(self) -> None:
         """Wait for the device. Raises UserError, on all ranks alike, for a non-finite gradient."""
