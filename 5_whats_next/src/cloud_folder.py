@@ -83,7 +83,8 @@ class CloudFolder:
 
         Raises:
             DamagedError: it is not what was uploaded.
-            UserError: the store does not answer, or the file was deleted after it was listed.
+            UserError: the store does not answer, or the file was deleted meanwhile; or the disk is
+                full.
         """
         part = path.with_name(f"{path.name}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,11 @@ class CloudFolder:
                 os.fsync(file.fileno())
             part.replace(path)
         except FileNotFoundError as error:
-            raise UserError(f"{self.url}: {name} is gone; start again") from error
+            # Another machine may train this run, and have deleted it since it was listed.
+            kind = DamagedError if name in self.sizes() else UserError
+            raise kind(f"{self.url}: {name} is gone; start again") from error
+        except OSError as error:  # of the disk
+            raise UserError(f"{path}: {error.strerror}") from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -122,10 +127,15 @@ class CloudFolder:
         """The objects in this folder, and their bytes."""
         self.fs.invalidate_cache()
         try:
-            found = self.request("_find", self.path, maxdepth=1, detail=True)
+            # Not with maxdepth=1: fsspec then takes a missing right for an empty folder.
+            found = self.request("_find", self.path, detail=True)
         except FileNotFoundError:
             return {}
-        return {Path(path).name: int(about["size"]) for path, about in found.items()}
+        sizes = {}
+        for path, about in found.items():
+            if Path(path).parent.name == Path(self.path).name:  # no folder in between
+                sizes[Path(path).name] = int(about["size"])
+        return sizes
 
     def delete(self, name: str) -> None:
         """Delete an object."""

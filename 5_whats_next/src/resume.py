@@ -165,14 +165,9 @@ def find_run(
         try:
             if cloud:
                 run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
-                has_copies = bool(run_in_cloud.copies())
-                if has_copies and policy == "never":
-                    raise UserError(
-                        f"{run.name} is in the cloud (resume_policy: never)"
-                    )
-                # Before the list: a machine that still trains this run would delete what is in it.
-                if has_copies and rank_zero_only.rank == 0:
-                    run_in_cloud.claim()
+                if policy == "never" and run_in_cloud.copies():
+                    text = f"{run.name} is in the cloud (resume_policy: never)"
+                    raise UserError(text)
                 run_in_cloud.download_newer_than(step)
         except UserError as error:
             if not checkpoint:  # to begin again could overwrite what is there

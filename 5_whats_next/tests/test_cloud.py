@@ -17,7 +17,7 @@ import torch
 from src.callbacks import CloudUploadCallback
 from src.checkpoint_files import newest_intact, save_durably, saved_step
 from src.cloud_folder import CloudFolder
-from src.cloud_run import CloudRun, TakenOverError
+from src.cloud_run import CloudRun
 from src.config import CHAPTER
 from src.data.s3_server import connect
 from src.errors import UserError
@@ -121,7 +121,7 @@ def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
 def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
     """A run that had a list, one metrics.csv, no owner; two checkpoints of one step.
 
-    Broken by: no "" in check_owner; names that are not compared in upload; no maxdepth.
+    Broken by: no "" in check_owner; names that are not compared in upload; no look at the parent.
     """
     folder.write("latest.json", "{}")
     for step in (1, 2):
@@ -191,23 +191,19 @@ def test_a_process_that_is_behind_the_cloud(tmp_path, monkeypatch, capsys):
     assert "cloud     is ahead of step 3" in capsys.readouterr().out
 
 
-def test_a_start_claims_the_run_before_it_lists(folder, tmp_path, monkeypatch):
-    """Otherwise a machine that still trains it deletes what is being downloaded.
+def test_a_copy_that_is_deleted_while_it_is_downloaded(folder, tmp_path, monkeypatch):
+    """By a machine that still trains the run: an older one would be taken for the newest.
 
-    Broken by: no claim in find_run, or one after the download.
+    Broken by: DamagedError in any case.
     """
-    first = upload(folder, tmp_path / "run", 5)
-    path = first.run / "checkpoints" / "last.ckpt"
-    download = CloudRun.download_newer_than
-
-    def upload_first(run, step):
-        with pytest.raises(TakenOverError):
-            first.upload(path, "last.ckpt", 6)
-        return download(run, step)
-
-    monkeypatch.setattr(CloudRun, "download_newer_than", upload_first)
+    for step in (1, 2):
+        cloud = upload(folder, tmp_path / "run", step)
+    copies = cloud.copies()
+    monkeypatch.setattr(CloudRun, "copies", lambda run: copies)
+    folder.delete(copies[0].key)
     place = tmp_path / "elsewhere" / "run"
-    assert find_run(place, "must", folder.url.removesuffix("/run"))
+    with pytest.raises(UserError, match="is gone; start again"):
+        find_run(place, "must", folder.url.removesuffix("/run"))
 
 
 # Broken by: no download in upload.
@@ -227,7 +223,7 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
 def test_a_bucket_without_the_right_to_list(folder, tmp_path, monkeypatch):
     """Broken by: no list in probe; no advice in request."""
     forbidden = mock.AsyncMock(side_effect=PermissionError("Forbidden"))
-    monkeypatch.setattr(folder.fs, "_find", forbidden)
+    monkeypatch.setattr(folder.fs, "_lsdir", forbidden)
     with pytest.raises(UserError, match="to list") as refused:
         folder.probe()
     assert isinstance(refused.value.__cause__, PermissionError)  # is_hopeless
