@@ -36,13 +36,13 @@ LIMITS = {
     "2_cloud_data": (11_750, 9_600, 2_900),
     "3_data_pipeline": (9_350, 5_350, 3_200),
     "4_model_profiling": (6_950, 3_000, 2_900),
-    "5_whats_next": (14_150, 14_100, 4_150),
+    "5_whats_next": (14_200, 14_100, 4_150),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {
     "tokens of the last chapter": 42_050,
     "its files": 58,
-    "tokens that its training imports": 32_800,
+    "tokens that its training imports": 32_850,
     "files that its training imports": 46,
     "tokens of tools": 10_300,
     "tokens of the tools' tests": 5_550,
