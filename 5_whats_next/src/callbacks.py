@@ -78,9 +78,8 @@ class CloudUploadCallback(Callback):
         self.during_training = upload_during_training
         self.on_end = upload_on_fit_end
         self.uploader: Any = None  # on rank 0
-        self.start_step = (
-            0  # optimiser steps of the checkpoint that the training goes on from
-        )
+        # Optimiser steps of the checkpoint that the training goes on from.
+        self.start_step = 0
         # When each file was written, when it was enqueued last.
         self.enqueued: dict[str, int] = {}
         # None makes an upload due at once, of what an earlier process has left: otherwise jobs

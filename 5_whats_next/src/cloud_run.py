@@ -96,9 +96,8 @@ class CloudRun:
         if not is_intact(path):
             raise DamagedFileError(f"{name} is damaged on this disk")
         if not self.owner:  # there was an outage at the start
-            if self.is_ahead(
-                step
-            ):  # until this process is: another one may train it, too
+            # Another process may train it. This one waits until it has more steps.
+            if self.is_ahead(step):
                 raise UserError(f"{self.folder.url} is ahead of step {step}")
             self.claim()
         self.check_owner()
