@@ -7,7 +7,6 @@ COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which t
 """
 
 import pkgutil
-from typing import Any
 
 from dotenv import load_dotenv
 from jsonargparse import auto_cli
@@ -79,8 +78,12 @@ def fetch(
 
 def main() -> None:
     """Read the request, and fetch."""
-    settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-    auto_cli(fetch, as_positional=False, description=__doc__, **settings)
+    auto_cli(
+        fetch,
+        as_positional=False,
+        description=__doc__,
+        formatter_class=HelpFormatter,
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean, with_checksums
-from src.data.check import damage, mend_statistics, note_damaged_regions
+from src.data.check import damage, mend_statistics
 from src.data.cube import cube_fields
 from src.data.statistics import grid_of
 from src.data.store import (
@@ -126,7 +126,6 @@ def cube(
     width: PositiveInt = 360,
     chunk: Window = (12, 90, 180),
     shard: Window | None = None,
-    seed: int = 0,
 ) -> None:
     """A synthetic ocean with four variables; the first four fifths of the months are for training.
 
@@ -137,10 +136,9 @@ def cube(
         width: longitudes round the globe.
         chunk: months, latitudes and longitudes of a chunk.
         shard: the same for an object, which holds several chunks; null: one object each.
-        seed: another seed gives another ocean.
     """
     command = {"command": "cube", **locals()}
-    fields = cube_fields((months, height, width), chunk, seed)
+    fields = cube_fields((months, height, width), chunk)
     dates = fields["time"].dt.strftime("%Y-%m").values
     train_period = (dates[0], dates[months * 4 // 5 - 1])
     build(url, fields, chunk, train_period, command, shard)
@@ -234,12 +232,13 @@ def check(url: str, repair: bool = False) -> None:
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
     if not all(key.startswith(("packed/", "statistics/")) for key in bad):
-        attributes = zarr.open_group(open_store(url), mode="r").attrs
-        command: Any = attributes.get("command")
+        group = zarr.open_group(open_store(url, read_only=False), mode="r+")
+        command: Any = group.attrs.get("command")
         if not command:
             text = "get its chunks again from where it comes from"
             raise UserError(f"{url}: no command of ours has built it; {text}")
-        note_damaged_regions(url, bad)
+        # Only this: until its source is open, the store stays as it is.
+        group.attrs["damaged"] = True
         build_again = COMMANDS[command.pop("command")]
         build_again(**command | {"url": url})
     mend_statistics(url, bad)
@@ -270,8 +269,12 @@ def main() -> None:
         if os.environ.get("DASK_SCHEDULER_ADDRESS")
         else contextlib.nullcontext()
     ):
-        settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        auto_cli(COMMANDS, as_positional=False, description=__doc__, **settings)
+        auto_cli(
+            COMMANDS,
+            as_positional=False,
+            description=__doc__,
+            formatter_class=HelpFormatter,
+        )
     print("finished")
 
 

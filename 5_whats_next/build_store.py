@@ -193,8 +193,12 @@ def main() -> None:
         if os.environ.get("DASK_SCHEDULER_ADDRESS")
         else contextlib.nullcontext()
     ):
-        settings: Any = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        auto_cli(COMMANDS, as_positional=False, description=__doc__, **settings)
+        auto_cli(
+            COMMANDS,
+            as_positional=False,
+            description=__doc__,
+            formatter_class=HelpFormatter,
+        )
     print("finished")
 
 

@@ -30,6 +30,7 @@ from src.config import CHAPTER, choose_device
 from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
+from src.data.windows import WindowGrid
 from src.errors import UserError, one_line_errors
 from src.loader_report import memory_needed
 
@@ -138,11 +139,24 @@ def check_data(plan: Plan) -> str:
     if streams % plan.ranks:
         raise UserError(f"streams: {streams} is no multiple of {plan.ranks} devices")
     text = f"{len(train_set)} samples, and {len(plan.loaders.val_set)} to validate"
+    if hasattr(train_set, "grid"):
+        text += rows_never_read(train_set.grid)
     if hasattr(train_set, "chunk"):
         # A cache holds the chunks of a rank's own streams.
         own = Loaders(**vars(plan.for_one_device().data))
         size = memory_needed(own.train_loader(lambda: 0), own.batch_size)
         text += f"; batches take up to {size / 1e6:.0f} MB of memory in each rank"
+    return text
+
+
+def rows_never_read(grid: WindowGrid) -> str:
+    """Rows and columns behind the last window: no error, but the model never sees them."""
+    text = ""
+    for axis, number in (("lat", 1), ("lon", 2)):
+        size = len(getattr(grid, axis))
+        end = grid.starts[number][-1] + grid.window[number]
+        if end < size:
+            text += f"; NO WINDOW has the last {size - end} of {size} {axis}"
     return text
 
 

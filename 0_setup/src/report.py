@@ -37,7 +37,7 @@ def report(
             print(f"  {name:<24}{metrics[f'rmse_{variable}']:8.3f}")
     summary = {"step": step, "validation": scores}
     (tracker.folder / "summary.json").write_text(json.dumps(summary, indent=2))
-    tracker.run.summary.update(scores)
+    tracker.tell_wandb(lambda: tracker.run.summary.update(scores))
 
     files = "metrics.csv, summary.json"
     if with_pictures:

@@ -147,6 +147,28 @@ def test_killed_while_saving(tmp_path):
     assert number.unique().numel() == 1
 
 
+def test_wandb_that_is_killed_ends_nothing(tmp_path):
+    """A cluster sends SIGTERM to wandb's process, too. Broken by: no ConnectionError; no atexit."""
+    program = f"""if True:
+        import pathlib, psutil
+        from src.tracking import Tracker
+        tracker = Tracker(pathlib.Path("{tmp_path}"), "offline", 0, "")
+        for process in psutil.Process().children():
+            process.terminate()
+            process.wait()
+        for step in range(WRITES):
+            tracker.log(step, 1, {{"train_loss": 0.5}})
+    """
+    for writes in (0, 100):
+        command = [sys.executable, "-c", program.replace("WRITES", str(writes))]
+        done = subprocess.run(
+            command, cwd=CHAPTER, capture_output=True, text=True, check=True
+        )
+        assert "its process has ended" in done.stdout
+        assert "Traceback" not in done.stderr
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[-1] == "99,1,0.5"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # minutes beside other work
 def test_the_default_run_beats_three_baselines_and_loses_to_the_fourth(tmp_path):

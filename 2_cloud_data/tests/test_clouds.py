@@ -16,7 +16,7 @@ from tests.strict_server import BUCKET, secret, strict_server
 pytestmark = pytest.mark.slow
 URL = f"s3://{BUCKET}/store.zarr"
 CHUNK = (12, 8, 16)
-FIELDS = cube_fields((24, 8, 16), CHUNK, seed=0)[["salinity"]]
+FIELDS = cube_fields((24, 8, 16), CHUNK)[["salinity"]]
 TRAIN = ("1900-01", "1901-04")
 SETTINGS = {
     "dask": "none",

@@ -54,27 +54,26 @@ def test_users_share_one_server_and_the_last_one_ends_it(monkeypatch, tmp_path):
 
     # It does not answer in time: who comes late starts a keeper, but no second server.
     weed.suspend()
-    command = ["-m", "src.data.s3_server", "--", "printenv", "AWS_ENDPOINT_URL"]
-    late = begin(*command)
+    late = begin("-c", USER)
     while not (keepers := psutil.Process(late.pid).children()):
         assert late.poll() is None
     while not waits_for(keepers[0], tmp_path / "keeper"):
         assert keepers[0].is_running()
     assert servers(tmp_path) == [weed]
     weed.resume()
-    url = late.communicate()[0].strip()
-    assert url in address
+    assert late.communicate()[0] == address
 
     # A server that dies comes back, at its address, with its objects.
     names = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     names |= {"AWS_ENDPOINT_URL": "endpoint_url"}
-    options = {names[name]: value for name, value in literal_eval(address).items()}
+    server = literal_eval(address)
+    options = {names[name]: value for name, value in server.items()}
     bucket = fsspec.filesystem("s3", skip_instance_cache=True, **options)
     bucket.pipe("embedded/a", b"1")
     keeper.terminate()  # as SLURM does, when a job's last uploads begin
     weed.kill()
     wait_until_gone([weed])
-    while not s3_server.answers(f"{url}/healthz"):
+    while not s3_server.answers(f"{server['AWS_ENDPOINT_URL']}/healthz"):
         assert keeper.status() != psutil.STATUS_ZOMBIE
     assert bucket.cat("embedded/a") == b"1"
 

@@ -38,7 +38,7 @@ SETTINGS = {
 def build_cube(url: str) -> None:
     build(
         url,
-        cube_fields((24, 18, 36), (12, 9, 18), seed=0),
+        cube_fields((24, 18, 36), (12, 9, 18)),
         (12, 9, 18),
         ("1900-01", "1901-04"),
     )
@@ -100,7 +100,7 @@ def test_a_failing_endpoint_ends_within_its_patience(monkeypatch, proxy):
 
 def test_shards_are_for_the_next_chapter(tmp_path):
     """Zarr fills what a shard has lost. Broken by: no look in open_fields or bad_chunks."""
-    fields = cube_fields((24, 18, 36), (12, 9, 18), seed=0)
+    fields = cube_fields((24, 18, 36), (12, 9, 18))
     encoding = {"salinity": {"chunks": (12, 9, 18), "shards": (24, 18, 36)}}
     fields[["salinity"]].chunk(-1).to_zarr(tmp_path, encoding=encoding, zarr_format=3)
     for read in (open_fields, lambda store: damage(store.url)):
@@ -120,7 +120,7 @@ def test_a_lost_chunk_is_named():
 
 def test_a_missing_chunk_may_be_land(tmp_path):
     """If asked for, and if the store means it. Broken by: no allow_land, no `isnan` in it."""
-    values = cube_fields((24, 18, 36), (12, 9, 18), seed=0)[["salinity"]].load()
+    values = cube_fields((24, 18, 36), (12, 9, 18))[["salinity"]].load()
     values["salinity"][:, :9, :18] = np.nan
     settings = SETTINGS | {"url": str(tmp_path / "store"), "dask": "threads"}
     settings |= {"statistics_store": str(tmp_path), "missing_chunks": "land"}
@@ -150,7 +150,7 @@ def test_other_stores_may_be_unusual(tmp_path):
     Broken by: no load_axes, no look at the steps in it; decode_cf for all variables. The check
     knows that it writes no number that is 0 either. Broken by: no `node.ndim` in damage.
     """
-    fields = cube_fields((4, 5, 8), (4, 5, 8), seed=0)[["salinity"]].load()
+    fields = cube_fields((4, 5, 8), (4, 5, 8))[["salinity"]].load()
     fields = fields.assign_coords(lat=[4, 3, 2, 1, 0])
     fields["salinity"].attrs["units"] = "days since 1950-01-01"
     fields["projection"] = 0
@@ -195,7 +195,7 @@ def test_a_flipped_bit_is_named(tmp_path):
 
     In a chunk beyond the edge of a width that is no multiple of it. Broken by: no `% size`.
     """
-    fields = cube_fields((24, 18, 36), (12, 9, 10), seed=0)
+    fields = cube_fields((24, 18, 36), (12, 9, 10))
     build(str(tmp_path), fields, (12, 9, 10), PERIODS["train_period"])
     # The windows of both splits have all chunks.
     settings = SETTINGS | {"url": str(tmp_path), "window": (4, 18, 36)}
@@ -226,10 +226,9 @@ def test_a_flipped_bit_is_named(tmp_path):
 
 
 def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
-    """Lost and flipped chunks, and axes. Broken by: no note_damaged_regions, no mend_statistics.
+    """Lost and flipped chunks, and axes. Broken by: no `damaged` in mend, no mend_statistics.
 
-    Or `group.keys()` in create_arrays: the second repair would delete the statistics. Or, in
-    note_damaged_regions, the number of an axis' own chunks: it would not write the axes.
+    Or `group.keys()` in create_arrays: the second repair would delete the statistics.
     """
     cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[4,9,18]"]
     call(monkeypatch, *cube, f"--url={tmp_path}", script=build_store)
@@ -281,7 +280,7 @@ def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
 
 def test_data_that_cannot_be_trained_on(tmp_path):
     """Broken by: no isfinite in write_statistics: all samples would be land; no check_dates."""
-    fields = cube_fields((24, 8, 8), (12, 8, 8), seed=0)[["salinity"]]
+    fields = cube_fields((24, 8, 8), (12, 8, 8))[["salinity"]]
     with pytest.raises(UserError, match="standard deviation"):
         build(str(tmp_path / "a"), fields * np.nan, (12, 8, 8), ("1900-01", "1901-04"))
     # Stores that were not built here, without a month of the training or of the validation.
@@ -318,24 +317,3 @@ def test_statistics_that_cannot_be_read_are_not_absent(monkeypatch, proxy, kind)
         CloudDataset("train", **(SETTINGS | settings))
     proxy.faults = []
     assert len(CloudDataset("train", **SETTINGS).variables) == 4
-
-
-def test_statistics_elsewhere_are_read_with_keys(monkeypatch, tmp_path):
-    """At a name that begins as the public store's. Broken by: no "/" behind url in open()."""
-    whole = tmp_path / "whole"
-    build_cube(str(whole))
-    to = f"{whole}-statistics"
-    add_statistics(str(whole), PERIODS["train_period"], to=to)
-    opened = []
-
-    def noted(url, patience, anonymous):
-        opened.append((url.removeprefix(str(whole)), anonymous))
-        return open_store(url, patience, anonymous)
-
-    monkeypatch.setattr("src.data.usecase_cloud_dataset.open_store", noted)
-    settings = SETTINGS | {"url": str(whole), "anonymous": True}
-    CloudDataset("train", **settings)
-    CloudDataset("train", **settings, statistics_store=to)
-    period = "statistics/1900-01_1901-04"
-    assert {("", True), (f"/{period}/salinity", True)} < {*opened[:5]}
-    assert {("", True), (f"-statistics/{period}/salinity", False)} < {*opened[5:]}

@@ -20,7 +20,7 @@ SETTINGS |= {
 def build_small(url: str = URL, packed_months: int | None = 1) -> None:
     build(
         url,
-        cube_fields((24, 18, 36), (12, 9, 18), seed=0),
+        cube_fields((24, 18, 36), (12, 9, 18)),
         (12, 9, 18),
         ("1900-01", "1901-04"),
     )

@@ -178,7 +178,7 @@ def test_a_lost_or_cut_shard_is_named(tmp_path):
     chunk is land. Broken by: has_land = False; no look at `land` in CheckedStore.get.
     """
     url = str(tmp_path)
-    fields = cube_fields((24, 20, 36), (4, 8, 12), seed=0)
+    fields = cube_fields((24, 20, 36), (4, 8, 12))
     build(url, fields, (4, 8, 12), ("1900-01", "1901-04"), shard=(8, 16, 24))
     assert len(list((tmp_path / "salinity" / "c").rglob("*/*/*"))) == 3 * 2 * 2
     settings = SETTINGS | {"url": url, "window": (4, 18, 36)}
@@ -291,7 +291,7 @@ def test_memory_is_what_the_summary_says(tmp_path):
     url = str(tmp_path / "cube.zarr")
     build(
         url,
-        cube_fields((54, 180, 360), (12, 90, 180), seed=0),
+        cube_fields((54, 180, 360), (12, 90, 180)),
         (12, 90, 180),
         ("1900-01", "1902-06"),
     )

@@ -6,8 +6,9 @@
 # PATH/RUN/owner                                 a random number of the process that uploads
 #
 # The objects' names are the list: storage shows an object when it is whole, and never half of one.
-# An upload writes what belongs to a checkpoint, then the checkpoint, then deletes older ones. It
-# never writes a name again: a kill meanwhile may lose the old object (in SeaweedFS it does).
+# An upload writes what belongs to a checkpoint, then the checkpoint, then deletes older ones. No
+# name of a finished upload is written again: a kill meanwhile may lose the old object (in SeaweedFS
+# it does).
 
 import os
 import re

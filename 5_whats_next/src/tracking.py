@@ -1,9 +1,10 @@
 """Where a run leaves its results: a folder, a CSV file and wandb."""
 
+import atexit
 import contextlib
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +75,9 @@ class Tracker:
             mode=mode,
             settings=wandb.Settings(silent=True),
         )
+        self.has_wandb = True
+        # In front of wandb's own end, which shows a traceback if its process has been killed.
+        atexit.register(self.tell_wandb, lambda: self.run.summary.update({}))
 
     def read_rows(self, last_step: int) -> None:
         """Read the rows of an earlier run, up to a step."""
@@ -95,7 +99,7 @@ class Tracker:
         else:
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
-        self.run.log({"epoch": epoch, **metrics}, step=step)
+        self.tell_wandb(lambda: self.run.log({"epoch": epoch, **metrics}, step=step))
 
     def write_all_rows(self) -> None:
         """Write the whole file; under another name first, so that a crash loses none."""
@@ -112,4 +116,21 @@ class Tracker:
         """Hand a PNG file to wandb as well."""
         import wandb
 
-        self.run.log({picture.stem: wandb.Image(str(picture))}, step=step)
+        image = wandb.Image(str(picture))
+        self.tell_wandb(lambda: self.run.log({picture.stem: image}, step=step))
+
+    def tell_wandb(self, call: Callable[[], None]) -> None:
+        """Call a function of wandb's, as long as wandb's own process lives."""
+        if not self.has_wandb:
+            return
+        try:
+            call()
+        except ConnectionError:
+            # A cluster may send SIGTERM to all processes of a job, and wandb's own one ends at once
+            # (https://github.com/wandb/wandb/issues/9963). The training goes on, to its checkpoint.
+            import wandb
+
+            print("wandb     its process has ended; metrics.csv goes on")
+            self.has_wandb = False
+            with contextlib.suppress(ConnectionError):
+                wandb.teardown()

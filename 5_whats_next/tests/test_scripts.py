@@ -158,6 +158,17 @@ def test_preflight_counts_a_devices_own_streams(tmp_path):
     assert memory_and_settings(ranks=1) == memory_and_settings(ranks=2)
 
 
+def test_preflight_names_rows_that_are_never_read():
+    """Broken by: no rows_never_read; a stride that divides is not named."""
+    time = pd.date_range("2000", periods=12, freq="MS")
+    fields = xr.Dataset(coords={"time": time, "lat": range(96), "lon": range(128)})
+    for stride, named in ((64, "; NO WINDOW has the last 32 of 96 lat"), (32, "")):
+        grid = WindowGrid(fields, (1, 64, 64), (1, stride, 64), slice(0, 12))
+        assert preflight.rows_never_read(grid) == named
+    grid = WindowGrid(fields, (1, 64, 50), (1, 32, 50), slice(0, 12), True)
+    assert preflight.rows_never_read(grid) == ""  # round the globe
+
+
 # The frequency, the grid, and what each split has to reach.
 PERIODIC = {"real": ("MS", (64, 64), "month"), "era5": ("h", (721, 1440), "hour")}
 

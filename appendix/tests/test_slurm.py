@@ -114,7 +114,6 @@ SETTINGS = [
     "-c",
     "tests/tiny.yaml",
     "--trainer.max_epochs=100000",
-    "--trainer.wandb=disabled",
 ]
 
 
@@ -190,6 +189,21 @@ def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_p
     wait_until(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), log)
     assert cluster.state(job) == "FAILED"
     assert "Killed" in log.read_text()
+
+
+@NEEDS_ROOT
+@NEEDS_SLURM
+def test_an_error_is_not_requeued(cluster, tmp_path):
+    """Broken by: no "$task"; srun ends the other ranks with SIGTERM, and they say 143."""
+    chapter = copy_of("5_whats_next", tmp_path)
+    log = tmp_path / "log"
+    settings = ["-c", "tests/tiny.yaml", "--data.batch_size=100000"]
+    options = {"output": str(log), "ntasks-per-node": "2"}
+    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, **options)
+    wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), log)
+    assert cluster.state(job) == "FAILED", log.read_text()
+    assert text_of(log).count("error: data: ") == 1
+    assert not list(chapter.glob("output/*/restarts"))
 
 
 def environment_of(cluster: Cluster, pid: str) -> list[str]:

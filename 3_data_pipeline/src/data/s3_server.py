@@ -1,7 +1,5 @@
 """An S3 server on this machine: the first process that needs it starts it, the last one ends it."""
 
-# uv run python -m src.data.s3_server -- COMMAND     run a command that finds it in AWS_* variables
-#
 # SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
 # the file `users`, which the operating system takes back however the process ends, also after
 # SIGKILL. A keeper, this file as a program, asks for the exclusive lock: it gets it when the last
@@ -84,7 +82,7 @@ def connect() -> dict[str, str]:
             if keeper is None:
                 with (FOLDER / "server.log").open("wb") as log:
                     # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
-                    command = [sys.executable, __file__, "keep"]
+                    command = [sys.executable, __file__]
                     keeper = subprocess.Popen(
                         command, stdout=log, stderr=log, start_new_session=True
                     )
@@ -190,19 +188,5 @@ def keep() -> None:
         ENV_FILE.unlink(missing_ok=True)
 
 
-def run(command: list[str]) -> None:
-    """Become this command, which finds the server in AWS_* variables."""
-    server = connect()
-    # exec keeps this process and its lock, and gives it to the command, which gets all signals.
-    os.set_inheritable(_users_lock[0], True)
-    os.execvpe(command[0], command, os.environ | server)
-
-
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["keep"]:
-            keep()
-        case ["--", *command] if command:
-            run(command)
-        case _:
-            sys.exit("usage: python -m src.data.s3_server -- COMMAND")
+    keep()

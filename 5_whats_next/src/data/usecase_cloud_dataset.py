@@ -92,6 +92,8 @@ class CloudDataset(FieldDataset):
             build_ocean(url, train_period)
         self.url, self.patience, self.anonymous = url, patience, anonymous
         self.statistics_url = statistics_url(statistics_store or url, train_period)
+        # Statistics elsewhere may need keys.
+        self.has_public_statistics = anonymous and not statistics_store
         self.dask = dask
         self.missing_chunks = missing_chunks
         # A loader's worker gets these pickled: how to open a store, but no connections or values.
@@ -138,10 +140,6 @@ class CloudDataset(FieldDataset):
         if self.missing_chunks == "land":
             self.store.allow_land(fields)
 
-        # Statistics elsewhere, even at a name that begins alike, may need keys.
-        is_inside = self.statistics_url.startswith(f"{self.url}/")
-        is_public = self.anonymous and is_inside
-
         def open_one(store: CheckedStore) -> xr.Dataset:
             statistics = open_statistics(store, fields, self.url)
             if split == "val":  # for which the climatology is a baseline
@@ -152,7 +150,8 @@ class CloudDataset(FieldDataset):
         stores = []
         for name in fields:
             place = f"{self.statistics_url}/{name}"
-            stores.append(open_store(place, self.patience, is_public))
+            store = open_store(place, self.patience, self.has_public_statistics)
+            stores.append(store)
         # Side by side: each waits for its store several times.
         with ThreadPoolExecutor() as threads:
             return fields, list(threads.map(open_one, stores))
