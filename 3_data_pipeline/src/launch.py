@@ -44,7 +44,7 @@ def launch(num_processes: int) -> int:
     try:
         with closing(StopRequest()) as stop:
             for rank in range(num_processes):
-                environment["LOCAL_RANK"] = str(rank)
+                environment["LOCAL_RANK"] = environment["RANK"] = str(rank)
                 ranks.append(subprocess.Popen(command, env=environment))
             return wait_for_all(ranks, stop)
     finally:

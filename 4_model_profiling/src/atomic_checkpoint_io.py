@@ -1,10 +1,8 @@
 """Checkpoints of Lightning that are whole or not there, and that a resume can read."""
 
-import io
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
@@ -31,8 +29,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if types := get_unsafe_globals_in_checkpoint(unchecked):
             unchecked.unlink()
             raise UserError(
-                f"no resume could read this checkpoint: {unreadable(checkpoint)} contain "
-                f"{', '.join(types)}; give save_hyperparameters() plain numbers and texts"
+                f"no resume could read {', '.join(types)} from this checkpoint; "
+                "give save_hyperparameters() plain numbers and texts"
             )
         unchecked.replace(path)
 
@@ -41,16 +39,3 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Read a checkpoint. Raises UserError if it is damaged."""
         return read_checkpoint(Path(path))
-
-
-def unreadable(checkpoint: dict[str, Any]) -> str:
-    """The names of the hyperparameters that weights_only=True refuses to read."""
-    names = []
-    for section in ("hyper_parameters", "datamodule_hyper_parameters"):
-        for name, value in checkpoint.get(section, {}).items():
-            file = io.BytesIO()
-            torch.save(value, file)
-            file.seek(0)
-            if get_unsafe_globals_in_checkpoint(file):
-                names.append(f"{section}.{name}")
-    return ", ".join(names) or "its parts"

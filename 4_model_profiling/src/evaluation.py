@@ -3,20 +3,15 @@
 B batch, V variables, T times, H latitudes, W longitudes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from src.data.pytorch_dataset import FieldDataset
 from src.errors import UserError
-
-# (x, index, hidden) -> a guess for every element of x, all (B, V, T, H, W)
-Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def evaluate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
@@ -31,7 +26,7 @@ def error_sums(model: nn.Module, loader: DataLoader) -> Tensor:
     device = next(model.parameters()).device
     sums = torch.zeros(2, 1)  # the first batch makes it (2, V)
     model.eval()
-    for x, index in tqdm(loader, "scoring", leave=False, disable=None, delay=2):
+    for x, index in loader:
         x = x.to(device)
         # Without an epoch, the masks depend on the sample alone: all epochs and runs compare.
         index = index.to(device)
@@ -108,7 +103,8 @@ def evaluate_baselines(
 ) -> dict[str, dict[str, float]]:
     """The scores of guesses without training, at the values that are hidden from the model."""
     dataset: Any = loader.dataset
-    guesses: dict[str, Guess] = {
+    # From (x, index, hidden) to a guess for every element of x, all (B, V, T, H, W).
+    guesses: dict[str, Any] = {
         "inverse distance": inverse_distance,
         "visible mean": visible_mean,
     }
@@ -130,7 +126,7 @@ def evaluate_baselines(
     device = next(model.parameters()).device
     sums = dict.fromkeys(guesses, torch.zeros(2, 1))
     model.eval()
-    for x, index in tqdm(loader, "baselines", leave=False, disable=None, delay=2):
+    for x, index in loader:
         hidden = model(x.to(device), index.to(device)).hidden.cpu()
         weights = latitude_weights(dataset, index)
         for name, guess in guesses.items():

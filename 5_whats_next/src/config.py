@@ -16,12 +16,7 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
-from jsonargparse.typing import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    restricted_number_type,
-)
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from src.data.loaders import Loaders
 from src.errors import UserError
@@ -29,8 +24,6 @@ from src.model.pytorch_model import MaskedAutoencoder
 from src.optim import make_optimizer
 from src.tracking import WandbMode
 
-# NumPy and Lightning take no larger one.
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 CHAPTER = Path(__file__).resolve().parents[1]
 DEFAULT_FILE = CHAPTER / "config" / "config.yaml"
 # What a resumed run has to keep: the checkpoint's weights and position fit nothing else.
@@ -146,7 +139,7 @@ def make_parser(
     )
     parser.add_argument(
         "--seed_everything",
-        type=Seed,
+        type=NonNegativeInt,
         default=0,
         help="of weights, order, masks",
     )

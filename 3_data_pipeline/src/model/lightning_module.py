@@ -79,8 +79,8 @@ class AutoencoderModule(L.LightningModule):
         count = sum_over_ranks(output.valid_count).clamp(min=1)
         mean_error = sum_over_ranks(output.squared_error) / count
         self.log("train_loss", mean_error, prog_bar=True)
-        # The loss is divided by the count of all ranks, so the gradients of the ranks have to be
-        # added. DDP averages them, which divides by the number of ranks: multiply by it.
+        # The gradients of the ranks have to be added, because the count is that of all ranks. DDP
+        # gives their average, the sum divided by world_size. So multiply by world_size.
         return output.squared_error / count * self.trainer.world_size
 
     def loss_weights(self, index: Tensor) -> Tensor | None:

@@ -13,7 +13,7 @@ from src.errors import UserError
 # Time steps, latitudes, longitudes.
 Window = tuple[PositiveInt, PositiveInt, PositiveInt]
 # The first and the last date, both inclusive, as exact as needed: 2006-04, 2006-04-16T12, "2006".
-# A year alone needs quotes, as it would be a number: --train_period "['2006','2008']".
+# A year alone needs quotes, as it would be a number: "['2006','2008']".
 Period = tuple[str, str]
 Coordinates = tuple[np.ndarray, np.ndarray, np.ndarray]  # dates (T,), °N (H,), °E (W,)
 
@@ -56,8 +56,7 @@ def find_period(time: pd.Index, period: Period) -> slice:
                 f"period {list(period)}: there are no data of {date}; "
                 f"they go from {time[0]} to {time[-1]}"
             )
-    steps = time.slice_indexer(*period)
-    return slice(int(steps.start), int(steps.stop))
+    return time.slice_indexer(*period)
 
 
 def has_degrees(fields: xr.Dataset, axis: str) -> bool:

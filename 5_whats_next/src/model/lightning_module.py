@@ -103,8 +103,8 @@ class AutoencoderModule(L.LightningModule):
             error = first_error + output.squared_error
         # Not with prog_bar=True: Lightning would then read the number in each step.
         self.log("train_loss", sum_over_ranks(error) / count)
-        # The loss is divided by the count of all ranks, so the gradients of the ranks have to be
-        # added. DDP averages them, which divides by the number of ranks: multiply by it.
+        # The gradients of the ranks have to be added, because the count is that of all ranks. DDP
+        # gives their average, the sum divided by world_size. So multiply by world_size.
         return output.squared_error / count * self.trainer.world_size
 
     def loss_weights(self, index: Tensor) -> Tensor | None:
