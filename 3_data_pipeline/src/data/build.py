@@ -59,27 +59,31 @@ def build(
         chunk: time steps, latitudes and longitudes of a chunk.
         train_period: first and last date of the training, both inclusive.
         command: the subcommand of build_store.py and its arguments, for a repair.
-        shard: time steps, latitudes and longitudes of an object with several chunks; multiples of
-            a chunk's. None writes an object for each chunk.
+        shard: time steps, latitudes and longitudes of an object with several chunks, rounded up to
+            whole ones. None writes an object for each chunk.
 
     Raises:
-        UserError: something else is at this place, a shard is no multiple of a chunk, an axis has
-            no coordinates, or dates are missing.
+        UserError: something else is at this place, an axis has no coordinates, or dates are
+            missing.
     """
     check_axes(fields, train_period)  # before hours of writing
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
-    chunks, sizes = chunk_and_object_sizes(fields, chunk, shard or chunk)
+    chunks = {
+        axis: min(size, fields.sizes[axis])
+        for axis, size in zip(AXES, chunk, strict=True)
+    }
+    # Of an object: whole chunks, and none beyond those at the edges.
+    sizes = {}
+    for axis, size in zip(AXES, shard or chunk, strict=True):
+        num_chunks = math.ceil(min(size, fields.sizes[axis]) / chunks[axis])
+        sizes[axis] = num_chunks * chunks[axis]
     starts = range(0, fields.sizes["time"], sizes["time"])
     period = fields["time"].values[[0, -1]].astype(str)
-    made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}"
+    made_of = f"{list(fields)} {dict(fields.sizes)} {period} in chunks of {chunks}, {fields.attrs}"
     if shard:
         made_of += f" in objects of {sizes}"
-    attributes = {
-        "made_of": f"{made_of}, {fields.attrs}",
-        "regions_left": len(starts),
-        "command": command,
-    }
+    attributes = {"made_of": made_of, "regions_left": len(starts), "command": command}
     fields = fields.chunk(sizes).assign_attrs(attributes)
     store = open_store(url, read_only=False)
     group = open_or_begin(store, fields)
@@ -89,10 +93,7 @@ def build(
     if "damaged" in progress:
         first_region = 0
     if first_region == 0:
-        settings: dict[str, Any] = {"chunks": tuple(chunks.values())}
-        if shard:
-            settings["shards"] = tuple(sizes.values())
-        create_arrays(store, group, fields, settings)
+        create_arrays(store, group, fields, chunks, sizes if shard else None)
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
 
     if first_region < len(starts):
@@ -129,24 +130,6 @@ def size_of(fields: xr.Dataset) -> str:
     return f"{gigabytes:.3f} GB before compression, {objects:,} objects"
 
 
-def chunk_and_object_sizes(
-    fields: xr.Dataset, chunk: Window, shard: Window
-) -> tuple[dict[str, int], dict[str, int]]:
-    """The sizes of a chunk, and of an object, along each axis; none is larger than the fields.
-
-    Raises UserError if a shard is no multiple of a chunk.
-    """
-    chunks = {}
-    objects = {}
-    for axis, chunk_size, shard_size in zip(AXES, chunk, shard, strict=True):
-        if shard_size % chunk_size:
-            raise UserError(f"shard {shard} is no multiple of the chunk {chunk}")
-        chunks[axis] = min(chunk_size, fields.sizes[axis])
-        num_chunks = math.ceil(fields.sizes[axis] / chunks[axis])
-        objects[axis] = chunks[axis] * min(shard_size // chunk_size, num_chunks)
-    return chunks, objects
-
-
 def open_or_begin(store: CheckedStore, fields: xr.Dataset) -> zarr.Group:
     """What an earlier build of these fields has left, or a new group. Raises as build does."""
     try:
@@ -162,19 +145,26 @@ def open_or_begin(store: CheckedStore, fields: xr.Dataset) -> zarr.Group:
 
 
 def create_arrays(
-    store: CheckedStore, group: zarr.Group, fields: xr.Dataset, settings: dict[str, Any]
+    store: CheckedStore,
+    group: zarr.Group,
+    fields: xr.Dataset,
+    chunks: dict[str, int],
+    shards: dict[str, int] | None,
 ) -> None:
-    """Write the axes, and the descriptions of arrays of which no value is written yet.
-
-    ``settings`` are the sizes of chunks and shards.
-    """
+    """Write the axes, and the descriptions of arrays of which no value is written yet."""
     for name in map(str, fields.variables):
         # A kill may have left some of them. Statistics, and further copies, are not touched.
         if name in group:
             del group[name]
+    settings = {
+        "chunks": tuple(chunks.values()),
+        "shards": tuple(shards.values()) if shards else None,
+        "dtype": "float32",
+        "_FillValue": math.nan,
+    }
     encoding = with_checksums(fields)
     for field in fields:
-        encoding[field] |= {"dtype": "float32", "_FillValue": math.nan, **settings}
+        encoding[field] |= settings
     fields.to_zarr(store, mode="a", compute=False, encoding=encoding, zarr_format=3)
 
 
