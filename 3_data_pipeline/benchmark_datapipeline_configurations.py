@@ -3,8 +3,9 @@
 uv run python benchmark_datapipeline_configurations.py                        the ladder
 uv run python benchmark_datapipeline_configurations.py --file benchmark_configs/dask_workers.yaml
 
-A run that was stopped goes on, on the same machine. For a dataset of your own, put its class into
-the YAML file. (The blog also calls this script benchmark_configurations.py.)
+A run that was stopped goes on, on the same machine; after a change to the code, delete its log. For
+a dataset of your own, put its class into the YAML file. (The blog also calls this script
+benchmark_configurations.py.)
 """
 
 import json
@@ -12,10 +13,8 @@ import multiprocessing
 import os
 import pkgutil
 import statistics
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,9 @@ from src.errors import UserError, one_line_errors
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """Serve batches to a training step that takes ``train_step_time`` seconds.
 
-    Returns the seconds until the first batch, the opening of the store included, and three time
-    stamps for each batch: the training asks for it, gets it, is done with it.
+    Returns the seconds until the first batch, the opening of the store included; three time stamps
+    for each batch: the training asks for it, gets it, is done with it; samples per second; and the
+    part of the time in which the training was busy.
     """
     opened = time.perf_counter()
     kind = pkgutil.resolve_name(settings["dataset"])
@@ -58,61 +58,51 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
         asked = done
         if len(steps) == settings["warmup"] + settings["batches"]:
             break
-    if len(steps) <= settings["warmup"]:
+    measured = steps[settings["warmup"] :]
+    if not measured:
         raise UserError(
             f"an epoch has {len(steps)} batches, warmup {settings['warmup']}"
         )
-    first_batch = steps[0][1] - opened
-    return {"first_batch": first_batch, "steps": steps}
-
-
-def summarise(settings: dict[str, Any], result: dict[str, Any]) -> dict[str, float]:
-    """Samples per second, and the part of the time in which the training was busy."""
-    # The end of the last warm-up batch starts the clock.
-    steps = result["steps"][settings["warmup"] - 1 :]
-    seconds = steps[-1][2] - steps[0][2]
-    waited = 0.0
-    for asked, got, _ in steps[1:]:
-        waited += got - asked
-    speed = (len(steps) - 1) * settings["batch_size"] / seconds
-    return {"samples_per_second": speed, "busy": 1 - waited / seconds}
+    # From the end of the last warm-up batch on, when the next one is asked for.
+    seconds = measured[-1][2] - measured[0][0]
+    waited = sum(got - asked for asked, got, _ in measured)
+    return {
+        "first_batch": steps[0][1] - opened,
+        "steps": steps,
+        "samples_per_second": len(measured) * settings["batch_size"] / seconds,
+        "busy": 1 - waited / seconds,
+    }
 
 
 def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure in a new process, where nothing is left of the configuration before."""
-    network = slow_network(settings["delay"]) if settings["delay"] else nullcontext()
     # How many threads dask takes, in the new process and in its workers.
     os.environ["DASK_NUM_WORKERS"] = str(settings.get("dask_threads"))
     spawn = multiprocessing.get_context("spawn")
-    with network, ProcessPoolExecutor(1, spawn) as process:
+    with slow_network(settings["delay"]), ProcessPoolExecutor(1, spawn) as process:
         pid = process.submit(os.getpid).result()
         future = process.submit(measure, settings)
         peak = 0.0
         while not wait([future], timeout=0.2).done:
             peak = max(peak, memory(pid))
-        result = future.result()
-    return result | summarise(settings, result) | {"memory": peak}
+        return future.result() | {"memory": peak}
 
 
 def main(
     file: str = "benchmark_configs/ladder.yaml",
     repeats: PositiveInt = 3,
-    fresh: bool = False,
 ) -> None:
     """Take turns, log each of them, print the medians.
 
     Args:
         file: the configurations.
         repeats: turns of each configuration.
-        fresh: forget all turns that were measured before, of code that has changed, perhaps.
     """
     configurations = read_configurations(Path(file))
     if any(BUCKET in str(settings) for settings in configurations.values()):
         connect()  # here, so that the server's memory is not that of a configuration
     log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
     log.parent.mkdir(exist_ok=True)
-    if fresh:
-        log.unlink(missing_ok=True)
     log.touch()
     rows = read_log(log, configurations)
     finished = {(row["name"], row["turn"]) for row in rows}
@@ -125,17 +115,11 @@ def main(
                 turns.append((name, number))
     for name, number in tqdm(turns, unit="turn", disable=None):
         row = {"name": name, "turn": number, "settings": configurations[name]}
-        try:
-            row |= one_turn(configurations[name])
-        except Exception as error:  # the others can still be measured
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
+        row |= one_turn(configurations[name])
         rows.append(row)
         # In one write, because a run may be interrupted here.
         with log.open("ab", buffering=0) as lines:
             lines.write(f"{json.dumps(row)}\n".encode())
-    if not rows:
-        raise UserError(f"{file}: none of its configurations could be measured")
     show(list(configurations), rows)
     print(f"all turns: {log.relative_to(CHAPTER)}; plot_benchmark_runs.py draws them")
 
@@ -148,8 +132,6 @@ def show(names: list[str], rows: list[dict[str, Any]]) -> None:
     base = None
     for name in names:
         turns = [row for row in rows if row["name"] == name]
-        if not turns:
-            continue
         speeds = [row["samples_per_second"] for row in turns]
         speed = statistics.median(speeds)
         base = base or speed

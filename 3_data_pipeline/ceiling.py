@@ -1,17 +1,15 @@
-"""How fast can this pipeline be at best, and what holds it back? Five speeds of the same windows.
+"""How fast can this pipeline be at best, and what holds it back? Four speeds of the same windows.
 
 uv run python ceiling.py                    the ladder's windows, 30 ms away from the store
 uv run python ceiling.py --delay 0 --packed true --step_time 0.02
-uv run python ceiling.py --file mine.yaml --delay 0           a copy of ladder.yaml with your url
+uv run python ceiling.py --file mine_ladder.yaml --delay 0    a copy of ladder.yaml with your url
 """
 
 import functools
 import itertools
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +26,16 @@ from tqdm import tqdm
 from src.config import HelpFormatter
 from src.data.fast_dataset import FastDataset
 from src.data.look_ahead import LookAhead
-from src.data.store import AXES, open_store
+from src.data.store import open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.errors import UserError, one_line_errors
-from src.reproducibility import epoch_order
+from src.reproducibility import ResumableBatches
 
 TEXTS = {
     "model": "that it needs",
     "store": "raw requests of the same objects, as many under way; nothing is decoded",
-    "decoding": "if nothing had to be waited for: all cores decode and copy",
+    "decoding": "at most, if its CPU work were spread evenly over all cores",
     "loader": "reads, decodes and copies, without a model",
-    "training": "the loader and a step that takes this time",
 }
 
 
@@ -46,15 +43,13 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
     """The names of the distinct objects that a batch needs."""
     names = set()
     for index in indices:
-        region = dict(zip(AXES, dataset.grid.slices(index), strict=True))
-        for encoding in dataset.encodings:
-            level = encoding["level"] or 0
-            region["level"] = slice(level, level + 1)
-            array = stored_array(dataset.url, dataset.anonymous, encoding["array"])
+        for name, region in dataset.stored_parts(index):
+            array = stored_array(dataset.url, dataset.anonymous, name)
             numbers = []
-            axes = zip(encoding["axes"], array.shape, array.chunks, strict=True)
-            for axis, size, chunk in axes:
-                places = range(region[axis].start, region[axis].stop)
+            for part, size, chunk in zip(
+                region, array.shape, array.chunks, strict=True
+            ):
+                places = range(part.start, part.stop)
                 # Modulo, because a window may go on beyond the edge of the grid.
                 numbers.append({place % size // chunk for place in places})
             for number in itertools.product(*numbers):
@@ -70,24 +65,20 @@ def stored_array(url: str, anonymous: bool, name: str) -> zarr.Array:
 
 def get_raw(store: ts.KvStore, needed: list[set[str]], dataset: FastDataset) -> None:
     """Get the objects of each batch, with as many batches under way as in the loader."""
-    batches_ahead = dataset.batches_ahead
     in_flight: dict[str, ts.Future] = {}
     queue: deque[list[ts.Future]] = deque()
     # In the last rounds nothing is asked for: they collect the batches under way.
     no_objects: set[str] = set()
-    for names in needed + [no_objects] * batches_ahead:
+    for names in needed + [no_objects] * dataset.batches_ahead:
         # As in the loader, an object that is on its way is not asked for again.
-        new = [
-            name for name in names if name not in in_flight or in_flight[name].done()
-        ]
-        in_flight |= {name: store.read(name) for name in new}
+        in_flight = {n: f for n, f in in_flight.items() if not f.done()}
+        for name in names - in_flight.keys():
+            in_flight[name] = store.read(name)
         queue.append([in_flight[name] for name in names])
-        if len(queue) > batches_ahead:
+        if len(queue) > dataset.batches_ahead:
             for future in queue.popleft():
                 is_there = future.result().state == "value"
                 assert is_there or dataset.missing_chunks == "land", "an object is lost"
-            # Those that nobody waits for any more: their bytes would stay.
-            in_flight = {n: f for n, f in in_flight.items() if not f.done()}
 
 
 def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
@@ -96,24 +87,6 @@ def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     cpu_start = time.process_time()
     action()
     return time.perf_counter() - start, time.process_time() - cpu_start
-
-
-def train(loader: DataLoader, step_time: float) -> None:
-    """Take all batches, and leave the processors to the loader for so long after each of them."""
-    for _ in loader:
-        time.sleep(step_time)
-
-
-def bottleneck(speeds: dict[str, float]) -> str:
-    """What limits, from the samples per second of TEXTS."""
-    if speeds["training"] >= 0.95 * speeds["model"]:
-        return "model"
-    limit = min(("store", "decoding"), key=speeds.__getitem__)
-    if speeds["loader"] < speeds[limit] / 2:
-        return f"loader, which reaches less than half of {limit}"
-    if speeds[limit] >= speeds["model"]:
-        return "the stages wait for each other: store and decoding would suffice"
-    return limit
 
 
 def main(
@@ -130,11 +103,12 @@ def main(
         delay: seconds before each request.
         step_time: seconds of your model's training step, for a batch of this size.
         packed: read the copy with all variables in each chunk.
-        num_batches: how many each of three rounds reads, three times: 900 by default. Memory holds
+        num_batches: how many each of three rounds reads, two times: 600 by default. Memory holds
             those that are under way.
 
     Raises:
-        UserError: the store has shards, or fewer windows than a batch.
+        UserError: the store has shards.
+        ValueError: it has fewer windows than a batch.
     """
     # With all of the reader's defaults.
     defaults = yaml.safe_load(Path(file).read_text())["defaults"]
@@ -147,45 +121,42 @@ def main(
         raise UserError(
             "a loader reads chunks of a shard, and raw requests whole shards"
         )
-    num_batches = min(num_batches, len(dataset) // batch_size)
-    if not num_batches:
-        raise UserError(f"{file}: fewer windows than a batch of {batch_size}")
-    order = epoch_order(len(dataset), seed=0, epoch=0)[: batch_size * num_batches]
-    batches = np.array(order).reshape(-1, batch_size).tolist()
+    all_batches = ResumableBatches(len(dataset), batch_size, seed=0, step=lambda: 0)
+    batches = list(itertools.islice(all_batches, num_batches))
+    num_samples = batch_size * len(batches)
     needed = [object_names(dataset, batch) for batch in batches]
     loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
 
-    with slow_network(delay) if delay else nullcontext():
+    with slow_network(delay):
         place = kvstore(f"{dataset.url}/", dataset.anonymous)
         context = shared_context(dataset.concurrency, dataset.cache_mb)
         store = ts.KvStore.open(place, context=context).result()
         dataset[0]  # opened before the clock starts, as the raw store is
         stages = {
             "store": lambda: get_raw(store, needed, dataset),
-            "loader": lambda: train(loader, 0),
-            "training": lambda: train(loader, step_time),
+            "loader": lambda: deque(loader, maxlen=0),  # takes all batches, keeps none
         }
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in stages}
         for _ in tqdm(range(3), unit="round", disable=None):
             for name, action in stages.items():
                 rounds[name].append(seconds_of(action))
 
-    seconds = {}
-    cpu_seconds = {}
+    speeds = {}
+    cpu_milliseconds = {}
     for name, times in rounds.items():
-        seconds[name] = statistics.median(clock for clock, _ in times)
-        cpu_seconds[name] = statistics.median(cpu for _, cpu in times)
-    speeds = {name: len(order) / value for name, value in seconds.items()}
+        seconds, cpu_seconds = np.median(times, axis=0)
+        speeds[name] = num_samples / seconds
+        cpu_milliseconds[name] = 1000 * cpu_seconds / num_samples
     speeds["model"] = batch_size / step_time
-    speeds["decoding"] = CPU_COUNT * len(order) / cpu_seconds["loader"]
+    speeds["decoding"] = 1000 * CPU_COUNT / cpu_milliseconds["loader"]
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
     print(
         f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives,"
-        f" with {1000 * cpu_seconds['loader'] / len(order):.2f} ms of CPU a sample;"
-        f" raw requests take {1000 * cpu_seconds['store'] / len(order):.2f} ms"
+        f" with {cpu_milliseconds['loader']:.2f} ms of CPU a sample;"
+        f" raw requests take {cpu_milliseconds['store']:.2f} ms"
     )
-    print("bottleneck:", bottleneck(speeds))
+    print("bottleneck:", min(("model", "store", "decoding"), key=speeds.__getitem__))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ from torch.utils.data import Dataset
 class SlowDataset(Dataset):
     """Each sample takes ``load_time`` seconds, as one that comes over a network."""
 
-    def __init__(
-        self, split: str, load_time: float = 0.01, num_samples: int = 4096
-    ) -> None:
-        self.load_time, self.num_samples = load_time, num_samples
+    def __init__(self, split: str, load_time: float = 0.01) -> None:
+        self.load_time = load_time
 
     def __len__(self) -> int:
-        return self.num_samples
+        return 4096
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         time.sleep(self.load_time)

@@ -16,20 +16,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-import dask.array
 import xarray as xr
 import zarr
 from distributed import Client
 from jsonargparse import auto_cli
 from tqdm import tqdm
+from zarr.codecs import ZstdCodec
 
 from src.config import HelpFormatter
-from src.data.build import add_statistics, build, build_ocean, with_checksums
+from src.data.build import add_statistics, build, build_ocean
 from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
     AXIS_NAMES,
-    MissingChunks,
     named_axes,
     open_fields,
     open_store,
@@ -113,66 +112,43 @@ def version(file: str) -> tuple[str, int, int]:
     return file, status.st_size, status.st_mtime_ns
 
 
-def pack(
-    url: str,
-    chunk: Window,
-    levels: list[float] | None = None,
-    missing_chunks: MissingChunks = "error",
-) -> None:
-    """Add a copy with all variables in each chunk: a window needs fewer and larger requests.
+def pack(url: str, chunk: Window) -> None:
+    """Add a copy with all variables in each chunk: a window of all needs fewer requests.
 
     Run it again after values of the store were corrected: no reader notices an old copy.
 
     Args:
-        url: a store that is finished.
+        url: a store that is finished, without levels, and without chunks left out for land.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
-        levels: those of variables with levels; each becomes a variable, as temperature_500.
-        missing_chunks: land: read chunks that are not there as land, where Zarr leaves these out.
     """
-    source = open_store(url)
-    fields = select(open_fields(source, chunks={}), None, url, levels)
-    if missing_chunks == "land":
-        source.allow_land(fields)
+    fields = select(open_fields(open_store(url), chunks={}), None, url)
     dims = ("variable", *AXES)
     shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
-    chunks = (len(fields), *map(min, chunk, shape[1:]))
-    # Only for the shape: none of these zeros is written.
-    zeros = dask.array.zeros(shape, dtype="float32", chunks=shape)
-    about = {
-        "chunk": chunk,
-        "levels": levels,
-        "missing_chunks": missing_chunks,
-        "variables": list(fields),
-        "grid": grid_of(fields),
-    }
-    copy = xr.Dataset({"fields": (dims, zeros)}, fields.coords, about).drop_encoding()
-    encoding = with_checksums(copy)
-    encoding["fields"] |= {"chunks": chunks, "_FillValue": math.nan}
+    about = {"chunk": chunk, "variables": list(fields), "grid": grid_of(fields)}
     store = open_store(f"{url}/packed", read_only=False)
-    copy.to_zarr(
-        store,
-        mode="w",
-        compute=False,
-        encoding=encoding,
-        zarr_format=3,
-        consolidated=False,
+    group = zarr.create_group(store, attributes=about, overwrite=True)
+    copy = group.create_array(
+        "fields",
+        shape=shape,
+        chunks=(len(fields), *map(min, chunk, shape[1:])),
+        dtype="float32",
+        fill_value=math.nan,
+        compressors=ZstdCodec(level=0, checksum=True),
+        dimension_names=dims,
+        config={"write_empty_chunks": True},
     )
 
     # Some steps at a time: dask's tasks for all of a large store would take gigabytes. Whole chunks
     # of the store and of the copy, so that none is read or written twice.
-    steps = chunks[1]
+    steps = copy.chunks[1]
     for field in fields.values():
         steps = math.lcm(steps, field.chunksizes["time"][0])
     for first in tqdm(range(0, shape[1], steps), url, disable=None):
-        region = {"time": slice(first, min(first + steps, shape[1]))}
-        part = fields.isel(region).to_dataarray("variable", "fields")
+        region = slice(first, min(first + steps, shape[1]))
         # Whatever the store's order: FastDataset takes windows of a copy in this one.
-        part = part.transpose(*dims).astype("float32").drop_encoding()
-        part = part.chunk(dict(zip(dims, chunks, strict=True)))
-        # Without the axes, which are written already.
-        part.drop_vars(part.coords).to_dataset().to_zarr(
-            store, region=region, write_empty_chunks=True, consolidated=False
-        )
+        part = fields.isel(time=region).to_dataarray().transpose(*dims)
+        blocks = part.data.astype("float32").rechunk(copy.chunks)
+        blocks.store(copy, regions=(slice(None), region), lock=False)
     # At last: without them, nobody takes the copy for finished.
     zarr.consolidate_metadata(store)
 

@@ -46,11 +46,11 @@ def test_a_turn_has_a_process_of_its_own(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
-    """Broken by: no `except` around one_turn(), or `finished` without the turn's number.
+def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path):
+    """Broken by: `finished` without the turn's number.
 
     Or no look at unknown keys: a misspelt setting would be measured as the default. Or no look at
-    settings in read_log; or `fresh` that leaves old turns in the log, for the next run to find.
+    settings in read_log.
     """
     nbclient = pytest.importorskip("nbclient", reason="uv sync --group notebook")
     nbformat = pytest.importorskip("nbformat", reason="uv sync --group notebook")
@@ -59,21 +59,14 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     file = tmp_path / "benchmark_configs" / "ladder.yaml"
     file.parent.mkdir()
     good = {"slow": {}, "fast": {"dataset_args": {"load_time": 0}}}
-    broken = {"broken": {"dataset": "no_module.Dataset"}}
-    broken |= {"short": {"dataset_args": {"num_samples": 4}}}
     with pytest.raises(UserError, match=r"faster: unknown keys \['workers'\]"):
         benchmark.main(write(file, {"faster": {"workers": 2}}))
-    with pytest.raises(UserError, match="none of its configurations could be measured"):
-        benchmark.main(write(file, broken), repeats=1)
-    benchmark.main(write(file, broken | good), repeats=1)
-    errors = capsys.readouterr().err
-    assert "broken: ModuleNotFoundError: No module named" in errors
-    assert "short: UserError: an epoch has 1 batches" in errors
+    benchmark.main(write(file, good), repeats=1)
     log = tmp_path / "benchmark_logs" / "ladder.jsonl"
     first, second = log.read_text().splitlines()
     assert [json.loads(line)["name"] for line in (first, second)] == ["slow", "fast"]
 
-    log.write_text(f"{first}\n")  # as if it had been stopped; the broken one is mended
+    log.write_text(f"{first}\n")  # as if it had been stopped
     benchmark.main(write(file, good), repeats=2)
     turns = [json.loads(line) for line in log.read_text().splitlines()]
     assert turns[0] == json.loads(first)
@@ -90,8 +83,6 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
     turns = read_log(log, read_configurations(file))
     places = [(turn["name"], turn["turn"]) for turn in turns]
     assert places == [("fast", 0), ("fast", 1), ("slow", 0), ("slow", 1)]
-    benchmark.main(str(file), repeats=1, fresh=True)
-    assert len(log.read_text().splitlines()) == 2
 
     notebook = nbformat.read(CHAPTER / "plot_benchmark_runs.ipynb", as_version=4)
     monkeypatch.setenv("PYTHONPATH", str(CHAPTER))
@@ -104,31 +95,17 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path, capsys):
 
 def measured_here(settings: dict) -> dict:
     """A turn, without a new process."""
-    result = benchmark.measure(settings)
-    return result | benchmark.summarise(settings, result) | {"memory": 100}
+    return benchmark.measure(settings) | {"memory": 100}
 
 
 def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
-    """Broken by: objects that are not there (no modulo in object_names); no look at model."""
+    """Broken by: objects that are not there (no modulo in object_names); max for min."""
     build_small()
     file = tmp_path / "mine.yaml"
     defaults = {"dataset_args": SETTINGS, "batch_size": 4}
     file.write_text(json.dumps({"defaults": defaults}))  # JSON is YAML
-    ceiling.main(str(file), delay=0.001, step_time=1e-6, num_batches=2)
-    output = capsys.readouterr().out
-    assert "bottleneck: " in output
-    speeds = {"model": 100.0, "training": 60.0, "loader": 70.0}
-    speeds |= {"store": 80.0, "decoding": 90.0}
-    assert ceiling.bottleneck(speeds) == "store"
-    assert ceiling.bottleneck(speeds | {"training": 97.0}) == "model"
-    assert ceiling.bottleneck(speeds | {"loader": 30.0}).startswith("loader")
-    # Each stage by itself would suffice.
-    enough = {"store": 200.0, "decoding": 150.0, "loader": 110.0}
-    assert ceiling.bottleneck(speeds | enough).startswith("the stages wait")
-    defaults["batch_size"] = 10**6
-    file.write_text(json.dumps({"defaults": defaults}))
-    with pytest.raises(UserError, match="fewer windows than a batch"):
-        ceiling.main(str(file))
+    ceiling.main(str(file), delay=0.001, step_time=1000, num_batches=2)
+    assert "bottleneck: model" in capsys.readouterr().out
     # The file may say `packed`, too: this store has no copy.
     url = SETTINGS["url"].replace("small", "bare")
     build_small(url, packed_months=None)

@@ -2,7 +2,6 @@
 
 import math
 import time
-from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -13,7 +12,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from src.data.fast_dataset import FastDataset
-from src.data.store import AXES
 from src.data.tensorstore_arrays import is_plain
 
 # Waiting less than this share of the time is noise, and a faster loader would gain nothing.
@@ -33,12 +31,14 @@ class LoaderReport(Callback):
         self.asked = 0.0
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Describe the reader, if it is one of ours."""
+        """Say how much memory the reader may take, if it is one of ours."""
         loader = trainer.train_dataloader
         self.dataset = getattr(loader, "dataset", None)
         batch_size = getattr(trainer.datamodule, "batch_size", None)
         if batch_size and isinstance(self.dataset, FastDataset):
-            print_line(summary(loader, batch_size // trainer.world_size))
+            memory = memory_needed(loader, batch_size // trainer.world_size) / 1e6
+            text = "batches, chunks under way and caches take up to"
+            print_line(f"{text} {memory:.0f} MB")
         # Lightning does not call it where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer, module)
 
@@ -97,49 +97,6 @@ def limiting_stage(waited: float, store: float, decoding: float) -> str:
     return "the store" if store > decoding else "decoding and copying"
 
 
-def summary(loader: Any, batch_size: int) -> str:
-    """What a window of a FastDataset costs on average, and the memory that its batches may take."""
-    dataset = loader.dataset
-    num_chunks = chunk_places(dataset) * len(dataset.levels_in_chunk)
-    mean_levels = sum(dataset.levels_in_chunk.values()) / len(dataset.levels_in_chunk)
-    chunk_bytes = mean_levels * dataset.level_bytes
-    window_bytes = bytes_of_window(dataset)
-    factor = num_chunks * chunk_bytes / window_bytes
-    text = (
-        f"a window of {window_bytes / 1e3:.0f} kB takes {num_chunks:.1f} chunks"
-        f" of {chunk_bytes / 1e3:.0f} kB, {factor:.0f} times its bytes"
-    )
-    if factor > 10:
-        text += " (too many: chunks nearer to the window's size would be faster)"
-    memory = memory_needed(loader, batch_size)
-    return (
-        f"{text}; batches, chunks under way and caches take up to {memory / 1e6:.0f} MB"
-    )
-
-
-def chunk_places(dataset: Any) -> float:
-    """How many chunks of one variable a window touches, on average."""
-    places = 1.0
-    axes = zip(
-        AXES, dataset.grid.starts, dataset.grid.window, dataset.chunk, strict=True
-    )
-    for axis, starts, size, chunk in axes:
-        length = dataset.lazy_fields.sizes[axis]
-        # Modulo, because a window may go on beyond the edge of the globe.
-        counts = [
-            len({place % length // chunk for place in range(start, start + size)})
-            for start in starts
-        ]
-        places *= fmean(counts)
-    return places
-
-
-def bytes_of_window(dataset: Any) -> int:
-    """Its numbers, as they are stored."""
-    num_values = len(dataset.variables) * math.prod(dataset.grid.window)
-    return int(num_values * dataset.dtype.itemsize)
-
-
 def memory_needed(loader: Any, batch_size: int) -> float:
     """Bytes that batches, chunks on their way, and caches take at most, in all processes of a rank.
 
@@ -161,9 +118,9 @@ def memory_needed(loader: Any, batch_size: int) -> float:
         for_training = dataset.batches_ahead + 3 + unpacking
         batches = max(for_training, 1 + 2 * (3 + unpacking))
         caches = 1
+    num_values = batch_size * len(dataset.variables) * math.prod(dataset.grid.window)
     # In the end, all numbers are float32.
-    to_float32 = max(1, 4 / dataset.dtype.itemsize)
-    batch_bytes = batch_size * bytes_of_window(dataset) * to_float32
+    batch_bytes = num_values * max(4, dataset.dtype.itemsize)
     num_chunks = len(dataset.levels_in_chunk) * math.prod(dataset.num_chunks)
     chunk_bytes = max(dataset.levels_in_chunk.values()) * dataset.level_bytes
     chunks = readers * min(dataset.concurrency, num_chunks)

@@ -10,7 +10,6 @@ from torch import distributed
 
 from src.data.fast_dataset import FastDataset
 from src.data.pytorch_dataset import Split
-from src.errors import UserError
 
 
 class ChunkStream(FastDataset):
@@ -27,8 +26,8 @@ class ChunkStream(FastDataset):
         settings: those of FastDataset; cache_mb is at least what the held blocks take.
 
     Raises:
-        UserError: ranks would read the same chunks, or the store has shards, which a cache does not
-            bear: under load, TensorStore's reads ended with OUT_OF_RANGE.
+        UserError: the store has shards, which a cache does not bear: under load, TensorStore's
+            reads ended with OUT_OF_RANGE.
     """
 
     def __init__(
@@ -52,9 +51,7 @@ class ChunkStream(FastDataset):
         # A rank reads the blocks of its own streams alone, until the first stream ends. Then its
         # windows come from all that are left, so for a while some chunks are read more than once.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
-        if streams % num_ranks:
-            raise UserError(f"streams: {streams} is no multiple of {num_ranks} devices")
-        num_blocks = streams // num_ranks * (held * reach + 1)
+        num_blocks = math.ceil(streams / num_ranks) * (held * reach + 1)
         self.cache_mb = max(self.cache_mb, 1.2 * num_blocks * block_mb)
 
     def epoch_order(self, num_samples: int, seed: int, epoch: int) -> list[int]:

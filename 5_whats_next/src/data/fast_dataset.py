@@ -36,7 +36,7 @@ class FastDataset(CloudDataset):
         settings: those of CloudDataset.
 
     Raises:
-        UserError: the variables have several types; there is no packed copy of this grid and axes;
+        UserError: the variables have several types; there is no packed copy of this grid;
             a store with shards and a cache, with which TensorStore's reads ended in OUT_OF_RANGE.
     """
 
@@ -62,9 +62,9 @@ class FastDataset(CloudDataset):
         self.seconds = torch.zeros(2, dtype=torch.float64).share_memory_()
 
         # How each variable is stored: its array, type, packing, axes, level (store.select).
-        self.encodings = [self.lazy_fields[name].encoding for name in self.variables]
         if packed:
-            self.encodings = self.packed_encodings()
+            self.use_packed_copy()
+        self.encodings = [self.lazy_fields[name].encoding for name in self.variables]
         # In the processor's byte order, whatever the store's: TensorStore writes no other.
         self.dtype = self.encodings[0]["dtype"].newbyteorder("=")
         if len({encoding["dtype"] for encoding in self.encodings}) > 1:
@@ -91,21 +91,22 @@ class FastDataset(CloudDataset):
         ]
         self.has_shards = any(encoding.get("shards") for encoding in self.encodings)
 
-    def packed_encodings(self) -> list[dict[str, Any]]:
-        """The variables in the copy of build_store.py pack, where they are levels of one array."""
+    def use_packed_copy(self) -> None:
+        """Read the copy of build_store.py pack, where the variables are levels of one array."""
         store = open_store(f"{self.url}/packed", self.patience, self.anonymous)
         # Consolidated metadata are written last: without them, the copy is not finished.
         copy = open_lazily(store, consolidated=True)
-        is_same_grid = copy.attrs.get("grid") == grid_of(self.lazy_fields)
-        if not is_same_grid or copy["fields"].dims != ("variable", *AXES):
+        if copy.attrs.get("grid") != grid_of(self.lazy_fields):
             text = "a copy of another grid; build_store.py pack makes a new one"
             raise UserError(f"{store.url}: {text}")
-        names = copy.attrs["variables"]
-        if missing := [name for name in self.variables if name not in names]:
-            raise UserError(f"{store.url}: {missing} are not in it; it has {names}")
         place = {"array": "packed/fields", "axes": ("level", *AXES)}
         encoding = copy["fields"].encoding | place
-        return [encoding | {"level": names.index(name)} for name in self.variables]
+        names = copy.attrs["variables"]
+        if missing := set(self.variables) - set(names):
+            raise UserError(f"{store.url}: {missing} are not in it; it has {names}")
+        for name in self.variables:
+            level = names.index(name)
+            self.lazy_fields[name].encoding = encoding | {"level": level}
 
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker gets, which opens the store for itself."""

@@ -108,13 +108,10 @@ def kvstore(url: str, anonymous: bool) -> dict[str, Any]:
 
 def on_grid(array: ts.TensorStore, encoding: dict[str, Any]) -> ts.TensorStore:
     """An array, or one level of it, with the axes time, lat and lon; nothing is read yet."""
-    axes = list(encoding["axes"])
+    array = array[ts.d[:].label[encoding["axes"]]]
     if encoding["level"] is not None:
-        level_axis = axes.index("level")
-        array = array[ts.d[level_axis][encoding["level"]]]
-        axes.remove("level")
-    order = [axes.index(axis) for axis in AXES]
-    return array[ts.d[order].transpose[:]]
+        array = array[ts.d["level"][encoding["level"]]]
+    return array[ts.d[AXES].transpose[:]]
 
 
 def packing(encoding: dict[str, Any]) -> dict[str, Any]:
