@@ -21,8 +21,6 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from src.errors import UserError, one_line_errors
-from src.model.lightning_module import AutoencoderModule
-from src.model.pytorch_model import MaskedAutoencoder
 from src.step_timer import WARMUP, StepTimer
 
 
@@ -58,36 +56,6 @@ class CountStep(Callback):
     def on_train_batch_end(self, *_: object) -> None:
         """The first step is over."""
         self.contexts.close()
-
-
-def block_flops(tokens: int, dim: int) -> float:
-    """FLOPs of a transformer block in a training step, for one sample."""
-    # Forward: 3 maps for queries, keys and values, 1 for the output, 4 and 4 in the MLP; each is
-    # 2 x tokens x dim^2. The gradients take twice that, for weights and for inputs.
-    maps = 3 * 2 * tokens * dim**2 * (3 + 1 + 4 + 4)
-    # Scores and weighted sum, each 2 x tokens^2 x dim. The gradients take two and a half times
-    # that, because the scores are computed again and not kept.
-    attention = 3.5 * 2 * 2 * tokens**2 * dim
-    return maps + attention
-
-
-def step_flops(model: MaskedAutoencoder) -> float:
-    """FLOPs of a training step for one sample, by formula."""
-    encoder = model.encoder
-    decoder = model.decoder
-    tokens = len(encoder.positions)
-    visible = tokens - round(model.mask_ratio * tokens)
-    patch = decoder.head.out_features
-    dim = encoder.embed.out_features
-    decoder_dim = decoder.embed.out_features
-
-    blocks = len(encoder.blocks) * block_flops(visible, dim)
-    blocks += len(decoder.blocks) * block_flops(tokens, decoder_dim)
-    # The input of a patch is its values and which of them are valid; it needs no gradient.
-    embed = 2 * 2 * visible * (2 * patch) * dim
-    projection = 3 * 2 * visible * dim * decoder_dim
-    head = 3 * 2 * tokens * decoder_dim * patch
-    return embed + blocks + projection + head
 
 
 def seconds_of(work: str, **tensors: Tensor) -> float:
@@ -138,7 +106,7 @@ def main() -> None:
     state = bytes_of_state(training)
     steps = milliseconds(timer)["total"].iloc[WARMUP:]
     if steps.empty:
-        raise UserError(f"--steps {options.steps}: {WARMUP} of them do not count")
+        raise UserError(f"too few steps: {WARMUP} of them do not count")
     if not training.trainer.is_global_zero:
         return
     step_ms = steps.mean()
@@ -149,10 +117,6 @@ def main() -> None:
 
     print(training.describe())
     print(f"counted     {flops / 1e9:.3f} GFLOP")
-    if isinstance(training.module, AutoencoderModule) and training.batch_size:
-        samples = training.batch_size / training.trainer.world_size  # of this rank
-        formula = samples * step_flops(training.module.model)
-        print(f"by formula  {formula / 1e9:.3f} GFLOP")
     print(f"kept        {saved_bytes / 1e6:.1f} MB for the gradients")
     print(f"state       {state / 1e6:.1f} MB of weights, gradients, optimizer")
     print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product")

@@ -67,8 +67,6 @@ def main() -> None:
         "--save-dir", help="new folder; by default results/ladder/TIMESTAMP"
     )
     options, overrides = parser.parse_known_args()
-    if options.model_class != "slow_module.SlowModule":
-        raise UserError("--model-class: the rungs are settings of SlowModule")
     folder = new_folder(options.save_dir, "ladder")
 
     rungs: dict[str, list[str]] = {}
@@ -120,8 +118,6 @@ def measure(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]
         raise UserError(
             f"the training has {len(steps)} steps only; raise --trainer.max_epochs"
         )
-    if not training.batch_size:
-        raise UserError("the data module has no batch_size: samples cannot be counted")
     return {
         "about": training.describe(),
         "batch_size": training.batch_size,
@@ -139,9 +135,8 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
         # One turn's columns, so that the parts add up to the total: the turn with the median total.
         middle = sorted(turns, key=lambda turn: turn["total"])[len(turns) // 2]
         row = {key: middle[key] for key in [*COLORS, "total"]}
-        row["first s"] = turns[0][
-            "first s"
-        ]  # later turns find compiled graphs on the disk
+        # Later turns find compiled graphs on the disk.
+        row["first s"] = turns[0]["first s"]
         totals = [turn["total"] for turn in turns]
         row["low"] = min(totals)
         row["high"] = max(totals)

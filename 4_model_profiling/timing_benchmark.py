@@ -54,15 +54,11 @@ def main() -> None:
         "--save-dir", help="new folder; by default results/benchmark/TIMESTAMP"
     )
     options, overrides = parser.parse_known_args()
-    if options.steps != -1 and options.steps <= WARMUP:
-        raise UserError(f"--steps {options.steps}: {WARMUP} of them do not count")
-    if any(word.startswith("--trainer.max_epochs") for word in overrides):
-        raise UserError("--trainer.max_epochs: this script has --epochs and --steps")
     folder = new_folder(options.save_dir, "benchmark")
 
     # As many epochs as the steps need: each has a step at least.
     epochs = max(options.epochs, options.steps)
-    words = [*overrides, f"--trainer.max_epochs={epochs}"]
+    words = [f"--trainer.max_epochs={epochs}", *overrides]
     training = Training(options, words, max_steps=options.steps)
     timer = StepTimer(training.device.type)
     training.fit(timer)

@@ -69,8 +69,12 @@ def test_three_profilers_watch_any_module(monkeypatch, tmp_path):
     assert len(list(folder.glob("*.pt.trace.json"))) == 1
 
 
-def test_formulas_agree_with_the_counter(monkeypatch, capsys):
-    """FLOPs within 1 %, and nothing is drawn. Broken by: 3 for 3.5 in block_flops; pictures."""
+def test_the_operations_of_a_step_are_counted(monkeypatch, capsys):
+    """And nothing is drawn. Broken by: no self.counter in on_train_batch_start; pictures.
+
+    A block of n tokens and width d has 72 n d^2 + 14 n^2 d in a step. Each of the four samples has
+    two of 32 tokens, one of 128, and 10.2 million in embedding, projection and head: 83.4 million.
+    """
     monkeypatch.setattr("src.report_callback.draw", None)
     speeds = 1e11, 1e10  # measuring them takes seconds
     monkeypatch.setattr(count_step, "machine_speed", lambda *_: speeds)
@@ -78,11 +82,7 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
     words += ["--data.dataset=DummyDataset", "--data.dataset.num_samples=24"]
     words += ["--trainer.accelerator=cpu", "--steps=6"]
     call(monkeypatch, *words, script=count_step)
-    lines = capsys.readouterr().out.splitlines()
-    flops = {
-        line.split()[-3]: line.split()[-2] for line in lines if line.endswith("GFLOP")
-    }
-    assert float(flops["counted"]) == pytest.approx(float(flops["formula"]), rel=0.01)
+    assert "counted     0.333 GFLOP\n" in capsys.readouterr().out
     call(monkeypatch, *OWN, "--steps=6", script=count_step)
     assert capsys.readouterr().out.count("bound by") == 1
     with pytest.raises(UserError, match="compiled"):
@@ -94,8 +94,7 @@ def test_formulas_agree_with_the_counter(monkeypatch, capsys):
     [
         (["--data.num_samples=16"], "too few"),
         (["--data.workers=3"], "--data.workers"),
-        (["--steps=4"], "--steps 4: 5 of them do not count"),
-        (["--trainer.max_epochs=3"], "this script has --epochs"),
+        (["--steps=4"], "4 batches are too few"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, options, message):

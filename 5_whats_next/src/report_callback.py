@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 from jsonargparse.typing import NonNegativeInt
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
 from src.distributed import check_samples, check_world_size, machines_of_ranks
@@ -108,11 +108,6 @@ class Report(Callback):
         row["lr"] = self.lr
         row["samples_per_second"] = samples / (time.perf_counter() - self.start)
         self.tracker.log(step, trainer.current_epoch, row)
-        # The bar's own logging (prog_bar=True) would wait for the GPU in each step.
-        bar = trainer.progress_bar_callback
-        if isinstance(bar, TQDMProgressBar) and bar.is_enabled:
-            text = f"Epoch {trainer.current_epoch}, loss {row.get('train_loss', math.nan):.4f}"
-            bar.train_progress_bar.set_description(text)
 
     @rank_zero_only
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
