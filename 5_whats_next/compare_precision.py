@@ -1,38 +1,36 @@
 """Compare precisions on this machine: speed, memory, and the training against float32.
 
 uv run python compare_precision.py                   float32, bfloat16, and on a GPU float16
-uv run python compare_precision.py --turns 5 --model.depth 4
+uv run python compare_precision.py --model.depth 4   and other settings of lightning_train.py
 
 The trainings, each one epoch from the same weights, take turns, so that whatever else the machine
 does meets all of them. The table and the picture go to output/precision.
 """
 
 import os
+import sys
 from statistics import fmean, median
 
 import matplotlib.pyplot as plt
-from short_run import (
-    Recorder,
-    check_one_device,
-    read_options,
-    results_folder,
-    short_training,
-)
+from lightning_train import CLASSES
+from short_run import Recorder, results_folder, short_training
 from tqdm import tqdm
 
-from src.config import choose_device
+from src.config import choose_device, parse_config
 from src.errors import one_line_errors
+
+TURNS = 3
 
 
 def main() -> None:
     """Read the command line, train in turns, report."""
-    options, config = read_options(__doc__, {"turns": 3}, {"trainer.max_epochs": 1})
-    check_one_device(config)
+    arguments = ["--trainer.max_epochs=1", *sys.argv[1:]]
+    config, _ = parse_config(__doc__, arguments, *CLASSES)
     runs: dict[str, Recorder] = {}  # the last one in each precision
     milliseconds: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
     if choose_device(config.trainer.accelerator).type != "cpu":
         milliseconds["16-mixed"] = []
-    for _ in tqdm(range(options.turns), "turns", disable=None):
+    for _ in tqdm(range(TURNS), "turns", disable=None):
         for name, times in milliseconds.items():
             config.trainer.precision = name
             runs[name] = short_training(config, Recorder())

@@ -1,39 +1,38 @@
 """Compare schedules of the learning rate: constant, step, cosine, and cosine with warm restarts.
 
 uv run python compare_schedules.py                            three seeds of each
-uv run python compare_schedules.py --seeds 5 --trainer.max_epochs 4 --optimizer.periods 4
+uv run python compare_schedules.py --trainer.max_epochs 4 --optimizer.periods 4
 
 With the same seed, all schedules have the same first weights, samples and masks. The table and the
 picture go to output/schedules.
 """
 
 import os
+import sys
 from typing import get_args
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from jsonargparse import Namespace
-from short_run import (
-    Recorder,
-    check_one_device,
-    read_options,
-    results_folder,
-    short_training,
-)
+from lightning_train import CLASSES
+from short_run import Recorder, results_folder, short_training
 from tqdm import tqdm
 
+from src.config import parse_config
 from src.errors import one_line_errors
 from src.optim import Schedule
 
+SEEDS = 3
 
-def train_all(config: Namespace, seeds: int) -> dict[str, list[Recorder]]:
+
+def train_all(config: Namespace) -> dict[str, list[Recorder]]:
     """A training for each schedule and seed."""
     schedules = get_args(Schedule)
     first_seed = config.seed_everything
     runs: dict[str, list[Recorder]] = {name: [] for name in schedules}
-    with tqdm(total=seeds * len(schedules), desc="trainings", disable=None) as bar:
-        for seed in range(first_seed, first_seed + seeds):
+    with tqdm(total=SEEDS * len(schedules), desc="trainings", disable=None) as bar:
+        for seed in range(first_seed, first_seed + SEEDS):
             for name in schedules:
                 config.seed_everything = seed
                 config.optimizer.schedule = name
@@ -69,9 +68,9 @@ def final_score(run: Recorder, name: str) -> float:
 
 def main() -> None:
     """Read the command line, train, report."""
-    options, config = read_options(__doc__, {"seeds": 3}, {"trainer.max_epochs": 2})
-    check_one_device(config)
-    runs = train_all(config, options.seeds)
+    arguments = ["--trainer.max_epochs=2", *sys.argv[1:]]
+    config, _ = parse_config(__doc__, arguments, *CLASSES)
+    runs = train_all(config)
 
     (*_, end) = runs["cosine"][0].scores.values()
     rmse = next(name for name in end if name.startswith("rmse_"))

@@ -1,10 +1,10 @@
-"""Check before a long training what can be checked soon: twelve checks, a line for each.
+"""Check before a long training what can be checked soon: eight checks, a line for each.
 
-uv run python preflight.py -c config/real.yaml --price_per_hour 20
+uv run python preflight.py -c config/real.yaml
 
 Takes all settings of lightning_train.py. Exit code 1 if something would fail. It trains twelve
 steps on one device. Not tried: ranks that meet, a resume, a whole validation. For the first two
-run this on all devices, and then the same command with 40:
+run this on all devices, and then again with --trainer.max_steps 40:
 
 uv run python lightning_train.py -c config/real.yaml --trainer.run_name try --trainer.max_steps 20
 """
@@ -15,26 +15,28 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import lightning_train
 import torch
 import wandb
 from jsonargparse import Namespace
-from short_run import Recorder, read_options, short_training
+from short_run import Recorder, short_training
 from torch.utils.data import DataLoader
 
 from src.callbacks import storage_path
 from src.cloud_folder import CloudFolder
-from src.config import CHAPTER, choose_device
+from src.config import CHAPTER, choose_device, parse_config
 from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
 from src.data.windows import WindowGrid
 from src.errors import UserError, one_line_errors
-from src.loader_report import memory_needed
+from src.loader_report import LoaderReport
 
 STEPS = 12  # that are timed; the first quarter warms up
+SHM = Path("/dev/shm")  # where workers hand batches over; a full one kills them
 OWN_DATA = "your own data module; the step tries it"
 
 
@@ -44,13 +46,11 @@ class Plan:
 
     Args:
         config: the training's settings.
-        price_per_hour: of all devices.
-        loaders: the data, from the check `data` on.
+        loaders: the data, from the check `data` on; None for data of your own.
         run: the short training, from the check `step` on.
     """
 
     config: Namespace
-    price_per_hour: float
     loaders: Any = None
     run: Any = None
 
@@ -59,93 +59,45 @@ class Plan:
         """Processes on all machines."""
         return int(self.config.trainer.devices * self.config.trainer.num_nodes)
 
-    @property
-    def device(self) -> str:
-        """The kind of device: cuda, mps or cpu."""
-        return choose_device(self.config.trainer.accelerator).type
-
-    @property
-    def data(self) -> Namespace:
-        """The settings of the data; a class without arguments has none."""
-        return self.config.get("data") or Namespace()
-
     def for_one_device(self) -> Namespace:
         """Settings that train one device with its part of the batch, and with its own streams."""
         config = self.config.clone()
-        config.trainer.devices = 1
-        config.trainer.num_nodes = 1
-        if self.data.get("batch_size"):
+        if self.loaders:
             config.data.batch_size //= self.ranks
-        streams = self.loaders and getattr(self.loaders.train_set, "streams", None)
-        if streams:
-            dataset = config.data.dataset
-            config.data.dataset = partial(dataset, streams=streams // self.ranks)
+            if streams := getattr(self.loaders.train_set, "streams", None):
+                own = {"streams": streams // self.ranks}
+                config.data.dataset = partial(config.data.dataset, **own)
         return config
 
 
 def check_device(plan: Plan) -> str:
-    """As many devices as wanted."""
+    """As many devices as wanted, which compute in the wanted precision."""
     settings = plan.config.trainer
-    available = getattr(torch, plan.device).device_count()
-    if settings.devices > available and plan.device != "cpu":
+    kind = choose_device(settings.accelerator).type
+    available = getattr(torch, kind).device_count()
+    if settings.devices > available and kind != "cpu":
         raise UserError(f"trainer.devices: {settings.devices}; here are {available}")
-    name = torch.cuda.get_device_name() if plan.device == "cuda" else plan.device
-    return f"{settings.devices} x {name}, on {settings.num_nodes} nodes"
-
-
-def check_precision(plan: Plan) -> str:
-    """The device computes in it."""
-    wanted = plan.config.trainer.precision
-    if wanted == "16-mixed" and plan.device == "cpu":
-        raise UserError("trainer.precision: 16-mixed needs a GPU")
-    is_emulated = plan.device == "cuda" and not torch.cuda.is_bf16_supported(False)
-    if wanted == "bf16-mixed" and is_emulated:
-        raise UserError(
-            "trainer.precision: this GPU only emulates bfloat16; take 16-mixed"
-        )
-    return str(wanted)
-
-
-def check_batch(plan: Plan) -> str:
-    """The devices get equal parts."""
-    size = plan.data.get("batch_size")
-    if size is None:
-        return OWN_DATA
-    if size % plan.ranks:
-        raise UserError(
-            f"data.batch_size: {size} is no multiple of {plan.ranks} devices"
-        )
-    return f"{size} samples, {size // plan.ranks} on each device"
-
-
-def check_cores(plan: Plan) -> str:
-    """A core for each process; too few are slow, and no error."""
-    # A cluster's job may not use all.
-    affinity = getattr(os, "sched_getaffinity", None)
-    here = len(affinity(0)) if affinity else os.cpu_count() or 1
-    workers = plan.data.get("num_workers", 0)
-    needed = plan.config.trainer.devices * (1 + workers)
-    slow = "; processes will wait for each other" if needed > here else ""
-    return f"{needed} processes on {here} cores{slow}"
+    is_emulated = kind == "cuda" and not torch.cuda.is_bf16_supported(False)
+    if settings.precision == "bf16-mixed" and is_emulated:
+        raise UserError("trainer.precision: this GPU only emulates bfloat16")
+    name = torch.cuda.get_device_name() if kind == "cuda" else kind
+    return f"{settings.devices} x {name} on {settings.num_nodes} nodes, {settings.precision}"
 
 
 def check_data(plan: Plan) -> str:
-    """The data are there."""
+    """The data are there, and the devices get equal parts."""
     if FieldDataModule not in lightning_train.CLASSES:
         return OWN_DATA
     plan.loaders = Loaders(**vars(plan.config.data))
     train_set = plan.loaders.train_set
+    size = plan.loaders.batch_size
     streams = getattr(train_set, "streams", plan.ranks)
-    if streams % plan.ranks:
-        raise UserError(f"streams: {streams} is no multiple of {plan.ranks} devices")
+    if size % plan.ranks or streams % plan.ranks:
+        text = f"data.batch_size {size} or streams {streams}"
+        raise UserError(f"{text}: no multiple of {plan.ranks} devices")
     text = f"{len(train_set)} samples, and {len(plan.loaders.val_set)} to validate"
     if hasattr(train_set, "grid"):
         text += rows_never_read(train_set.grid)
-    if hasattr(train_set, "chunk"):
-        # A cache holds the chunks of a rank's own streams.
-        own = Loaders(**vars(plan.for_one_device().data))
-        size = memory_needed(own.train_loader(lambda: 0), own.batch_size)
-        text += f"; batches take up to {size / 1e6:.0f} MB of memory in each rank"
     return text
 
 
@@ -176,48 +128,42 @@ def check_sample(plan: Plan) -> str:
         raise UserError(
             f"normalised: mean {mean:.2f}, deviation {std:.2f}; other statistics?"
         )
-    share = values.numel() / x.numel()
-    return f"{list(x.shape[1:])}, mean {mean:.2f}, deviation {std:.2f}, {share:.0%} have a value"
+    return f"{list(x.shape[1:])}, mean {mean:.2f}, deviation {std:.2f}"
 
 
-def check_shm(plan: Plan) -> str:
-    """Room in /dev/shm, where workers hand batches over; a full one kills them."""
-    if plan.loaders is None:
-        return OWN_DATA
-    settings = plan.config.data
-    place = Path("/dev/shm")
-    if not settings.num_workers or not place.exists():
-        return "no workers, so none needed in /dev/shm"
+def check_workers(plan: Plan) -> str:
+    """A core for each process, and room for the batches of workers."""
+    devices = plan.config.trainer.devices
+    workers = plan.loaders.num_workers if plan.loaders else 0
+    # A cluster's job may not use all.
+    affinity = getattr(os, "sched_getaffinity", None)
+    here = len(affinity(0)) if affinity else os.cpu_count()
+    processes = devices * (1 + workers)
+    text = f"{processes} processes on {here} cores"
+    if processes > here:
+        text += "; MORE THAN CORES: they wait for each other"
+    if not workers or not SHM.exists():
+        return text
     sample = 4 * torch.Size(plan.loaders.train_set.sample_shape).numel()
     # 3: a training batch, and a validation batch of twice the size; both sets of workers stay.
-    batches = settings.num_workers * settings.prefetch_factor * 3
-    batches *= plan.config.trainer.devices
-    return enough_room(batches * sample * settings.batch_size // plan.ranks, place)
+    batches = devices * workers * plan.config.data.prefetch_factor * 3
+    size = plan.loaders.batch_size // plan.ranks
+    return f"{text}; {enough_room(batches * size * sample, SHM)}"
 
 
 def check_step(plan: Plan) -> str:
-    """A few steps, on one device with its part of the batch."""
-    run = short_training(plan.for_one_device(), Recorder(STEPS))
-    if len(run.losses) < STEPS:
-        raise UserError(f"a training of {len(run.losses)} steps; {STEPS} are timed")
+    """A few steps, on one device with its part of the batch; the checkpoint is read back."""
+    run = short_training(plan.for_one_device(), Recorder(STEPS), LoaderReport())
+    if run.checkpoint_step != STEPS:
+        text = f"{len(run.losses)} steps of {STEPS}, or a damaged checkpoint"
+        raise UserError(text)
     plan.run = run
-    # With the wait for data, which comes now and then.
-    first, *_, last = run.ends[STEPS // 4 :]
-    seconds = (last - first) / (STEPS - STEPS // 4 - 1)
+    seconds = fmean(run.seconds[STEPS // 4 :])
     # This device alone would have to take the steps of all.
     epoch = seconds * run.steps_per_epoch / plan.ranks
     hours = epoch * plan.config.trainer.max_epochs / 3600
-    price = ""
-    if plan.price_per_hour:
-        price = f", price {hours * plan.price_per_hour:.2f}"
-    return f"{seconds:.3f} s; an epoch {epoch:.0f} s; the training {hours:.2f} h{price}"
-
-
-def check_checkpoint(plan: Plan) -> str:
-    """That of the short training has been read back."""
-    if plan.run.checkpoint_step != STEPS:
-        raise UserError("the checkpoint that was saved is damaged")
-    return f"{plan.run.checkpoint_bytes / 1e6:.1f} MB, saved and read back"
+    cost = f"{hours:.2f} h, or {hours * plan.ranks:.2f} device hours"
+    return f"{seconds:.3f} s; an epoch {epoch:.0f} s; the training {cost}"
 
 
 def check_disk(plan: Plan) -> str:
@@ -226,9 +172,12 @@ def check_disk(plan: Plan) -> str:
     The best and the last, those before them, one being written, and three that are on their way to
     the cloud and back.
     """
+    if plan.run is None:
+        raise UserError("not tried: the check step has failed")
     folder = CHAPTER / plan.config.trainer.output_dir
     folder.mkdir(parents=True, exist_ok=True)
-    return enough_room(8 * plan.run.checkpoint_bytes, folder)
+    size = plan.run.checkpoint_bytes
+    return f"{size / 1e6:.1f} MB for a checkpoint; {enough_room(8 * size, folder)}"
 
 
 def check_cloud(plan: Plan) -> str:
@@ -261,43 +210,32 @@ def enough_room(needed: int, folder: Path) -> str:
 
 CHECKS = {
     "device": check_device,
-    "precision": check_precision,
-    "batch": check_batch,
-    "cores": check_cores,
     "data": check_data,
     "sample": check_sample,
-    "shm": check_shm,
+    "workers": check_workers,
     "step": check_step,
-    "checkpoint": check_checkpoint,
     "disk": check_disk,
     "cloud": check_cloud,
     "wandb": check_wandb,
 }
-NEED_A_STEP = ("checkpoint", "disk")
-
-
-def attempt(name: str, plan: Plan) -> tuple[str, str]:
-    """The mark and the line of a check."""
-    if name in NEED_A_STEP and plan.run is None:
-        return "FAIL", "needs a check that has failed"
-    # A server that does not answer is an error, too: each request has a limit.
-    try:
-        return "ok", CHECKS[name](plan)
-    except Exception as error:  # whatever it is, the other checks go on
-        return "FAIL", " ".join(str(error).split())
 
 
 def main() -> int:
     """Run the checks; returns 1 if one failed."""
     configure_libraries()
-    options, config = read_options(__doc__, {"price_per_hour": 0.0}, {})
-    plan = Plan(config, options.price_per_hour)
-    marks = []
-    for name in CHECKS:
-        mark, line = attempt(name, plan)
-        print(f"{mark:<5} {name:<10} {line}", flush=True)
-        marks.append(mark)
-    return int("FAIL" in marks)
+    plan = Plan(parse_config(__doc__, None, *lightning_train.CLASSES)[0])
+    code = 0
+    for name, check in CHECKS.items():
+        mark = "ok"
+        # A server that does not answer is an error, too: each request has a limit.
+        try:
+            line = check(plan)
+        except Exception as error:  # whatever it is, the other checks go on
+            mark = "FAIL"
+            line = " ".join(str(error).split())
+            code = 1
+        print(f"{mark:<5} {name:<8} {line}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

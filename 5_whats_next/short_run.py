@@ -1,7 +1,5 @@
 """Short trainings whose curves are kept in memory, for the scripts that compare or look ahead."""
 
-import argparse
-import json
 import logging
 import math
 import sys
@@ -15,48 +13,10 @@ import lightning as L
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
-from lightning_train import CLASSES, build_training
+from lightning_train import build_training
 
 from src.checkpoint_files import read_step
-from src.config import CHAPTER, DEFAULT_FILE, parse_config
-from src.errors import UserError
-
-
-def read_options(
-    doc: Any, own: dict[str, Any], defaults: dict[str, Any]
-) -> tuple[Any, Any]:
-    """A script's own options, with these defaults, and the settings of the training.
-
-    ``defaults`` are settings that the user's files and options override. The options also have
-    ``own_overrides``: what the user typed; and ``overrides``: the defaults, then that.
-    """
-    more = "and all settings of lightning_train.py; its --help explains them"
-    parser = argparse.ArgumentParser(description=doc, allow_abbrev=False, epilog=more)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    for name, value in own.items():
-        parser.add_argument(
-            f"--{name}", type=type(value), default=value, help=f"default {value}"
-        )
-    parser.add_argument(
-        "-c", "--config", action="append", default=[], help="YAML file of settings"
-    )
-    options, others = parser.parse_known_args()
-    options.own_overrides = [*(f"-c={file}" for file in options.config), *others]
-    # jsonargparse also takes a file's content. Options beat files, so defaults have to be a file.
-    defaults_file = f"-c={json.dumps(defaults)}"
-    # Any file replaces config.yaml, and a run has its own: name it where neither is given.
-    is_resumed = any(word.startswith("--resume") for word in others)
-    base = [] if options.config or is_resumed else [f"-c={DEFAULT_FILE}"]
-    options.overrides = [*base, defaults_file, *options.own_overrides]
-    return options, parse_config(doc, options.overrides, *CLASSES)[0]
-
-
-def check_one_device(config: Namespace) -> None:
-    """Raise UserError for several devices: each rank would run the whole script by itself."""
-    if config.trainer.devices > 1 or config.trainer.num_nodes > 1:
-        raise UserError(
-            "this script trains on one device: --trainer.devices 1 --trainer.num_nodes 1"
-        )
+from src.config import CHAPTER
 
 
 class EnoughStepsError(Exception):
@@ -70,10 +30,8 @@ class Recorder(Callback):
         self.max_steps = max_steps
         self.losses: list[float] = []
         self.rates: list[float] = []
+        # Of each step, with the wait for its data, and without what comes between two epochs.
         self.seconds: list[float] = []
-        # Of each step, on a clock that stands still between epochs, but not while data are awaited.
-        self.ends: list[float] = []
-        self.left_out = 0.0  # seconds that this clock has stood still
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address; without the weights.
         self.weights: set[int] = set()
@@ -85,14 +43,13 @@ class Recorder(Callback):
         self.checkpoint_step: int | None = None
 
     def on_train_epoch_start(self, *_: object) -> None:
-        """Leave out what came after the last step, such as a validation."""
-        if self.ends:
-            self.left_out = perf_counter() - self.ends[-1]
+        """Start the clock."""
+        self.start = perf_counter()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, *_: object
     ) -> None:
-        """Start the clock; in the first step also look at what is kept for the gradients."""
+        """Keep the rate; in the first step also look at what is kept for the gradients."""
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         if not self.losses:
             # They are there with any batch.
@@ -101,8 +58,6 @@ class Recorder(Callback):
                 self.keep, lambda tensor: tensor
             )
             self.hooks.enter_context(hooks)
-        wait_for_device()
-        self.start = perf_counter()
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that the backward pass will need."""
@@ -120,7 +75,7 @@ class Recorder(Callback):
         wait_for_device()
         now = perf_counter()
         self.seconds.append(now - self.start)
-        self.ends.append(now - self.left_out)
+        self.start = now
         # A module that is not ours may have another name for it.
         self.losses.append(float(trainer.callback_metrics.get("train_loss", math.nan)))
         if len(self.losses) == self.max_steps:
@@ -146,11 +101,16 @@ def wait_for_device() -> None:
         torch.accelerator.synchronize()
 
 
-def short_training(config: Namespace, recorder: Any) -> Any:
-    """Train with these settings, without files and messages; returns the recorder."""
+def short_training(config: Namespace, recorder: Any, *others: Callback) -> Any:
+    """Train on one device with these settings, without files; returns the recorder."""
+    config = config.clone()
+    config.trainer.devices = 1
+    config.trainer.num_nodes = 1
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
-        trainer, module, data = build_training(config, Path(folder), [recorder])
+        trainer, module, data = build_training(
+            config, Path(folder), [recorder, *others]
+        )
         with suppress(EnoughStepsError):
             trainer.fit(module, data)
     return recorder

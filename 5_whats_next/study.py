@@ -1,14 +1,15 @@
 """Experiment first: short trainings with other settings, searched with Optuna (https://optuna.org).
 
 uv run python study.py                     12 trials; the same command again tries 12 more
-uv run python study.py --trials 3 --name mine --data.dataset FastDataset
-uv run python study.py --trials 0          only the table and the pictures
+uv run python study.py -c config/mine.yaml
 
-All other settings are those of lightning_train.py. Edit `suggest` to search others.
+The settings are those of lightning_train.py. Edit `suggest` to search others, and NAME for a new
+study.
 """
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,9 @@ import matplotlib.pyplot as plt
 import optuna  # uv sync --group study
 import torch
 from lightning_train import CLASSES
-from optuna.trial import TrialState
-from short_run import (
-    Recorder,
-    check_one_device,
-    read_options,
-    results_folder,
-    short_training,
-)
+from short_run import Recorder, results_folder, short_training
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from src.config import parse_config
 from src.data.pytorch_dataset import FieldDataset
@@ -35,9 +28,10 @@ from src.evaluation import latitude_weights, squared_error, to_scores
 from src.model.masking import random_mask
 from src.model.pytorch_model import MaskedAutoencoder
 
-# Short trainings, the same number of samples for each; in memory, so that storage does not limit.
-SHORT = {"trainer.max_epochs": 4, "data.dataset": "OceanDataset"}
-BLOCK = (6, 8, 8)  # each patch size has to divide it
+TRIALS = 12
+NAME = "small"
+SHORT = "--trainer.max_epochs=4"  # the same number of samples for each
+BLOCK = (6, 8, 8)  # each patch size has to divide it, and it the window
 HIDDEN = 0.75  # share of the blocks
 PATCHES = ["[3,4,4]", "[6,4,4]", "[3,8,8]"]
 
@@ -113,17 +107,12 @@ def configure(trial: Any, overrides: list[str]) -> tuple[Any, str]:
 
 def objective(trial: Any, overrides: list[str]) -> float:
     """Train with these settings and the trial's; returns the score."""
-    config, _ = configure(trial, overrides)
+    config, _ = configure(trial, [SHORT, *overrides])
     return short_training(config, Pruner(trial)).score
 
 
 def report(study: Any, folder: Path, overrides: list[str]) -> None:
-    """Table, pictures, and these settings with the best trial's, to train with.
-
-    Raises UserError if no trial is complete.
-    """
-    if not study.get_trials(states=[TrialState.COMPLETE]):
-        raise UserError(f"{os.path.relpath(folder)}: no trial is complete")
+    """Table, pictures, and these settings with the best trial's, to train with."""
     table = study.trials_dataframe(
         attrs=("number", "value", "params", "user_attrs", "state")
     )
@@ -145,36 +134,34 @@ def report(study: Any, folder: Path, overrides: list[str]) -> None:
 
 def main() -> None:
     """Search, or go on searching; report."""
-    own = {"trials": 12, "name": "small"}
-    options, config = read_options(__doc__, own, SHORT)
-    check_one_device(config)
-    window = config.data.dataset("val").sample_shape[1:]
-    if any(size % block for size, block in zip(window, BLOCK, strict=True)):
-        raise UserError(f"study.py: BLOCK {BLOCK} has to divide the window {window}")
-    folder = results_folder(f"study/{options.name}")
+    overrides = sys.argv[1:]
+    # A typo ends here, and not as a failed trial.
+    _, settings = parse_config(__doc__, overrides, *CLASSES)
+    folder = results_folder(f"study/{NAME}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         storage=f"sqlite:///{folder}/study.db",
-        study_name=options.name,
+        study_name=NAME,
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )
+    # Scores of other data, or of a longer training, cannot be ranked with these.
+    if study.user_attrs.get("settings", settings) != settings:
+        raise UserError(f"study {NAME} has other settings: write another NAME")
+    study.set_user_attr("settings", settings)
     # FIRST and four random ones (its default is ten); then those so far decide. Seeded by the
     # number of trials: with one seed, a search that goes on would draw the same ones again.
     seed = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(n_startup_trials=5, seed=seed)
-    # Also if the first one was killed, which stays RUNNING.
-    if all(trial.state == TrialState.RUNNING for trial in study.trials):
-        study.enqueue_trial(FIRST)
-    # One at a time, for the progress bar.
-    for _ in tqdm(range(options.trials), "trials", disable=None):
-        # A training that diverges, or is too large for the GPU, fails; the search goes on.
-        study.optimize(
-            lambda trial: objective(trial, options.overrides),
-            n_trials=1,
-            catch=(UserError, torch.OutOfMemoryError),
-        )
-    report(study, folder, options.own_overrides)
+    study.enqueue_trial(FIRST, skip_if_exists=True)
+    # A training that diverges, or is too large for the GPU, fails; the search goes on.
+    study.optimize(
+        lambda trial: objective(trial, overrides),
+        n_trials=TRIALS,
+        catch=(UserError, torch.OutOfMemoryError),
+        show_progress_bar=True,
+    )
+    report(study, folder, overrides)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,10 @@ def test_schedules_are_torchs_after_a_warmup(kind):
 def test_precisions_and_schedules_are_compared(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
     epochs = "--trainer.max_epochs=3"
-    call(monkeypatch, TINY, epochs, "--turns=1", script=compare_precision)
-    call(monkeypatch, TINY, epochs, "--seeds=2", script=compare_schedules)
+    monkeypatch.setattr(compare_precision, "TURNS", 1)
+    monkeypatch.setattr(compare_schedules, "SEEDS", 2)
+    for script in (compare_precision, compare_schedules):
+        call(monkeypatch, TINY, epochs, script=script)
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line for line in lines}
     assert {"32-true", "bf16-mixed", "cosine", "constant", "step", "restarts"} <= set(

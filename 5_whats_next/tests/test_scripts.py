@@ -14,8 +14,7 @@ import xarray as xr
 
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
-from src.data.build import build
-from src.data.pytorch_dataset import OceanDataset, ocean_fields
+from src.data.pytorch_dataset import OceanDataset
 from src.data.s3_server import FOLDER, connect
 from src.data.windows import WindowGrid, find_period
 from src.errors import UserError, one_line_errors
@@ -48,27 +47,17 @@ def test_a_score_compares_models(study):
     assert score(1, mask_ratio=0.5) == score(1, mask_ratio=0.9)
 
 
-def test_defaults_lose_to_the_users_file(monkeypatch, tmp_path):
-    """Broken by: defaults as options in front of the user's; own_overrides without the file."""
-    (tmp_path / "mine.yaml").write_text("data: {dataset: DummyDataset}")
-    words = [f"-c={tmp_path}/mine.yaml"]
-    monkeypatch.setattr("sys.argv", ["a_script.py", *words])
-    defaults = {"trainer.max_epochs": 3, "data.dataset": "OceanDataset"}
-    options, config = short_run.read_options("", {}, defaults)
-    assert options.own_overrides == words
-    assert config.trainer.max_epochs == 3
-    assert type(config.data.dataset("val")).__name__ == "DummyDataset"
-
-
 # Broken by: no load_if_exists; a trial that is worse and not pruned; a best.yaml without overrides.
 @pytest.mark.slow
 def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
     short = [OCEAN, "--trainer.max_epochs=1"]
-    call(monkeypatch, *short, "--trials=2", script=study)
+    monkeypatch.setattr(study, "TRIALS", 2)
+    call(monkeypatch, *short, script=study)
     never = study.optuna.pruners.ThresholdPruner(upper=0)
     monkeypatch.setattr(study.optuna.pruners, "MedianPruner", lambda **_: never)
-    call(monkeypatch, *short, "--trials=1", script=study)
+    monkeypatch.setattr(study, "TRIALS", 1)
+    call(monkeypatch, *short, script=study)
     folder = tmp_path / "output" / "study" / "small"
     with (folder / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -79,6 +68,9 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
     assert config.data.dataset.keywords["train_stride"] == (3, 2, 20)
     assert config.trainer.max_epochs == 1
     assert len(list(folder.glob("*.png"))) == 2
+    # Broken by: no look at the study's settings, after which other data are ranked with these.
+    with pytest.raises(UserError, match="other settings"):
+        call(monkeypatch, *short, "--model.depth=1", script=study)
 
 
 # Broken by: no limit of a request (the stall); `and` for `or` in sample; validations in the steps.
@@ -94,7 +86,7 @@ def test_preflight(monkeypatch, capsys):
     monkeypatch.setattr(
         short_run, "perf_counter", lambda: perf_counter() + 3600 * len(hours)
     )
-    assert call(monkeypatch, TINY, "--price_per_hour=20", script=preflight) == 0
+    assert call(monkeypatch, TINY, script=preflight) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["ok", name] for name in preflight.CHECKS
@@ -123,39 +115,7 @@ def test_preflight(monkeypatch, capsys):
         for line in capsys.readouterr().out.splitlines()
         if "FAIL" in line
     }
-    assert failed == {
-        *("precision", "batch", "sample", "shm", "step"),
-        *("checkpoint", "disk", "cloud", "wandb"),
-    }
-
-
-def test_preflight_of_a_short_training(monkeypatch, capsys):
-    """No price of nothing, no damaged checkpoint. Broken by: no look at the number of steps."""
-    words = [TINY, "--trainer.max_epochs=1", "--trainer.cloud_storage_path=none"]
-    assert call(monkeypatch, *words, script=preflight) == 1
-    lines = capsys.readouterr().out.splitlines()
-    failed = [line.split()[1] for line in lines if "FAIL" in line]
-    assert failed == ["step", "checkpoint", "disk"]
-    assert "damaged" not in str(lines)
-
-
-def test_preflight_counts_a_devices_own_streams(tmp_path):
-    """Broken by: all streams in the memory of a rank, or all of the batch."""
-    period = ("2006-04", "2008-09")
-    build(f"{tmp_path}/ocean.zarr", ocean_fields(), (18, 18, 72), period)
-    stream = "--data.dataset=src.data.chunk_stream.ChunkStream"
-
-    def memory_and_settings(ranks):
-        words = [stream, f"--data.dataset.url={tmp_path}/ocean.zarr"]
-        words += [f"--data.dataset.streams={4 * ranks}"]
-        words += [f"--data.batch_size={16 * ranks}", f"--trainer.devices={ranks}"]
-        config, _ = parse_config("", words, *lightning_train.CLASSES)
-        plan = preflight.Plan(config, 0)
-        line = preflight.check_data(plan)
-        data = plan.for_one_device().data
-        return line.split("up to")[1], data.batch_size, data.dataset.keywords["streams"]
-
-    assert memory_and_settings(ranks=1) == memory_and_settings(ranks=2)
+    assert failed == {*preflight.CHECKS} - {"device"}
 
 
 def test_preflight_names_rows_that_are_never_read():
@@ -205,9 +165,8 @@ def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
     classes = {"AutoencoderModule": OwnModule, "FieldDataModule": NoArguments}
     for name, own in classes.items():
         monkeypatch.setattr(lightning_train, name, own)
-    for module in (lightning_train, short_run):
-        settings = lightning_train.LightningSettings
-        monkeypatch.setattr(module, "CLASSES", (*classes.values(), settings))
+    settings = lightning_train.LightningSettings
+    monkeypatch.setattr(lightning_train, "CLASSES", (*classes.values(), settings))
     (tmp_path / "own.yaml").write_text("trainer: {max_epochs: 1, accelerator: cpu}")
     settings = [f"-c={tmp_path}/own.yaml", "--trainer.wandb=online"]
     account = mock.Mock(**{"return_value.viewer.username": "me"})
@@ -215,9 +174,9 @@ def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert call(monkeypatch, *settings, script=preflight) == 0
     lines = capsys.readouterr().out
-    assert lines.count(preflight.OWN_DATA) == 4
+    assert lines.count(preflight.OWN_DATA) == 2
     assert "can be written, read and listed" in lines
-    assert "ok    wandb      online, as me" in lines
+    assert "ok    wandb    online, as me" in lines
 
 
 def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
@@ -257,10 +216,3 @@ def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
     texts.append((FOLDER / "server.log").read_bytes())
     for secret in (*planted.values(), server["AWS_SECRET_ACCESS_KEY"]):
         assert not any(secret.encode() in text for text in texts)
-
-
-def test_a_study_of_another_window_ends_at_once(monkeypatch, study):
-    """Not after an epoch. Broken by: no comparison in main."""
-    monkeypatch.setattr(study, "BLOCK", (5, 8, 8))
-    with pytest.raises(UserError, match=r"BLOCK .* has to divide the window"):
-        call(monkeypatch, OCEAN, "--trials=0", script=study)
