@@ -9,18 +9,13 @@ table.md, and commands.log with what the commands have printed.
 """
 
 import argparse
-import contextlib
 import json
-import multiprocessing
 import os
 import platform
-import runpy
 import shutil
-import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,7 @@ import lightning
 import pandas as pd
 import torch
 import yaml
+from process_copies import Commands, as_the_only_rank, prepare_copies
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "appendix" / "output" / "gpu_check"
@@ -39,52 +35,11 @@ SMALL = ["--model.embed_dim=16", "--model.depth=1", "--model.decoder_embed_dim=1
 LOGGED_EVERY = 12  # steps: between two of them no number may be read from the device
 # What a read looks like in a trace.
 READS = ("Memcpy DtoH", "cudaStreamSynchronize", "cudaDeviceSynchronize")
+# Of the differences from raw PyTorch.
+BOUNDS = {"Lightning": 1e-5, "by hand": 1e-5, "processor": 1e-3}
 
 
-# A command runs in a copy of a process that has imported the libraries, which takes up to 20 s.
-COPIES = multiprocessing.get_context("forkserver")
-LIBRARIES = ["lightning.pytorch", "wandb", "s3fs", "xarray", "distributed"]
-LIBRARIES += ["matplotlib.pyplot"]
-
-
-def prepare_copies() -> None:
-    """Say what the process imports that is copied; before the first copy."""
-    # A process that has used CUDA cannot be copied: this looks for a GPU without it.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    COPIES.set_forkserver_preload(LIBRARIES)
-
-
-def as_the_only_rank() -> None:
-    """What torchrun would set."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def run_command(
-    folder: Path, words: Sequence[str], before: Callable[[], Any] | None, log: Path
-) -> None:
-    """In a process of its own: what ``python WORDS`` would do in this folder."""
-    os.setsid()  # so that all its processes can be ended together
-    with log.open("wb") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-    os.chdir(folder)
-    os.environ["WANDB_MODE"] = "disabled"
-    if before:
-        before()
-    sys.path.insert(0, str(folder))
-    if words[0] == "-m":
-        sys.argv = list(words[1:])
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = list(words)
-        # The whole path: processes that the script starts import it.
-        runpy.run_path(str(folder / words[0]), run_name="__main__")
-
-
-class GpuCheck:
+class GpuCheck(Commands):
     """The parts; each returns its result in words, or raises.
 
     Args:
@@ -92,38 +47,10 @@ class GpuCheck:
     """
 
     def __init__(self, quick: bool) -> None:
+        super().__init__(OUTPUT)
         self.quick = quick
         self.device = f"--trainer.accelerator={'cpu' if quick else 'cuda'}"
         self.small = SMALL if quick else []
-        self.deadline = 0.0  # of the part that runs, on time.monotonic()
-
-    def run(
-        self, chapter: str, *words: str, before: Callable[[], Any] | None = None
-    ) -> str:
-        """What a command prints; it runs in the chapter's folder, and after ``before``."""
-        log = OUTPUT / "command.log"
-        log.write_bytes(b"")
-        process = COPIES.Process(
-            target=run_command, args=(ROOT / chapter, words, before, log)
-        )
-        process.start()
-        group: Any = process.pid
-        process.join(self.deadline - time.monotonic())
-        timed_out = process.is_alive()
-        # With the processes that it has started: they would take the GPU from the next part.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        process.kill()  # it may not have begun a group yet
-        process.join()
-        output = log.read_text()
-        with (OUTPUT / "commands.log").open("a") as commands:
-            print(f"{chapter}: {' '.join(words)}\n{output}", file=commands)
-        last_line = " ".join(output.splitlines()[-1:])
-        if timed_out:
-            raise TimeoutError(f"{words[0]}: {last_line}")
-        if process.exitcode:
-            raise RuntimeError(last_line)
-        return output
 
     def tests(self) -> str:
         """Those that are skipped where there is no GPU."""
@@ -156,11 +83,7 @@ class GpuCheck:
             metrics = pd.read_csv(folder / "run_1" / "metrics.csv", index_col="step")
             losses[name] = metrics["train_loss"].dropna()
         results = []
-        for name, bound in (
-            ("Lightning", 1e-5),
-            ("by hand", 1e-5),
-            ("processor", 1e-3),
-        ):
+        for name, bound in BOUNDS.items():
             difference = (losses[name] / losses["raw PyTorch"] - 1).abs().max()
             if not difference < bound:
                 raise RuntimeError(f"{name} differs by {difference:.1e}")
@@ -174,18 +97,15 @@ class GpuCheck:
         settings += ["--data.batch_size=256", "--data.num_workers=4"]
         if self.quick:
             settings = [*OCEAN, "--steps=8"]
+        mixed = ["--precision=bf16-mixed"]
+        ways: dict[str, tuple[str, list[str]]] = {
+            "float32": ("highest", []),
+            "TF32": ("high", []),
+            "bfloat16": ("highest", mixed),
+            "not deterministic": ("highest", [*mixed, "--trainer.deterministic=false"]),
+        }
         results = []
-        bfloat16 = ["--precision=bf16-mixed"]
-        for name, float32, words in (
-            ("float32", "highest", []),
-            ("TF32", "high", []),
-            ("bfloat16", "highest", bfloat16),
-            (
-                "not deterministic",
-                "highest",
-                [*bfloat16, "--trainer.deterministic=false"],
-            ),
-        ):
+        for name, (float32, words) in ways.items():
             command = ["count_step.py", *settings, *words, self.device, *self.small]
             before = partial(torch.set_float32_matmul_precision, float32)
             output = self.run("4_model_profiling", *command, before=before)
@@ -211,37 +131,27 @@ class GpuCheck:
         command = ["profiler.py", *options, *OCEAN, every, self.device, *self.small]
         self.run("4_model_profiling", *command)
         (trace,) = folder.glob("profiler_logs/*.trace.json")
-        events = json.loads(trace.read_text())["traceEvents"]
-        steps = []
-        for event in events:
-            is_step = "run_training_batch" in event.get("name", "")
-            if is_step and event["cat"] == "user_annotation":
-                steps.append(event)
-        steps.sort(key=lambda event: event["ts"])
+        events = pd.DataFrame(json.loads(trace.read_text())["traceEvents"])
+        name = events["name"].fillna("")
+        is_step = name.str.contains("run_training_batch")
+        steps = events[is_step & (events["cat"] == "user_annotation")].sort_values("ts")
         # The first one here is the third of the training.
-        ten_steps = steps[LOGGED_EVERY - 2 : LOGGED_EVERY + 8]
-        start = ten_steps[0]["ts"]
-        end = ten_steps[-1]["ts"] + ten_steps[-1]["dur"]
-        found = []
-        for event in events:
-            is_between = start <= event.get("ts", 0) <= end
-            if is_between and event["name"].startswith(READS):
-                found.append(event["name"])
-        if found:
+        ten_steps = steps.iloc[LOGGED_EVERY - 2 : LOGGED_EVERY + 8]
+        end = (ten_steps["ts"] + ten_steps["dur"]).iloc[-1]
+        is_between = events["ts"].between(ten_steps["ts"].iloc[0], end)
+        found = name[is_between & name.str.startswith(READS)]
+        if len(found):
             raise RuntimeError(f"{len(found)} reads: {sorted(set(found))}")
         # A processor's trace has no copies to a host.
         return "not measurable on a processor" if self.quick else "none in ten steps"
 
     def build_store(self) -> None:
         """A cube in a folder, and its packed copy."""
-        if STORE.exists():
-            return
-        months = "24" if self.quick else "120"
-        place = ["--url", str(STORE), "--chunk", "[12,64,64]"]
-        self.run(
-            "3_data_pipeline", "build_store.py", "cube", *place, "--months", months
-        )
-        self.run("3_data_pipeline", "build_store.py", "pack", *place)
+        if not STORE.exists():
+            place = [f"--url={STORE}", "--chunk=[12,64,64]"]
+            months = "--months=24" if self.quick else "--months=120"
+            self.run("3_data_pipeline", "build_store.py", "cube", *place, months)
+            self.run("3_data_pipeline", "build_store.py", "pack", *place)
 
     def streaming(self) -> str:
         """Samples a second from a store in a folder, and the share of waiting for them."""
@@ -257,8 +167,9 @@ class GpuCheck:
 
     def precisions(self) -> str:
         """Chapter 5's comparison."""
-        turns = ["--turns=1", *OCEAN, self.device, *self.small]
-        output = self.run("5_whats_next", "compare_precision.py", *turns)
+        settings = [*OCEAN, "--data.dataset.train_stride=[1,1,30]", *self.small]
+        command = ["compare_precision.py", *settings, self.device]
+        output = self.run("5_whats_next", *command)
         lines = [
             line for line in output.splitlines() if "x" in line and ":" not in line
         ]
@@ -284,21 +195,16 @@ class GpuCheck:
 
 def stream_settings(quick: bool) -> list[str]:
     """Windows of one month of the store, 32 in a batch; the last two are the periods."""
+    stride = "[1,64,64]" if quick else "[1,16,16]"
     train = '["1900-01","1901-07"]' if quick else '["1900-01","1905-12"]'
     val = '["1901-09","1901-12"]' if quick else '["1907-01","1909-12"]'
-    dataset = {
-        "url": STORE,
-        "packed": "true",
-        "window": "[1,64,64]",
-        "train_stride": "[1,64,64]" if quick else "[1,16,16]",
-        "val_stride": "[1,64,64]",
-        "train_period": train,
-        "val_period": val,
-    }
     settings = ["--model.patch_size=[1,8,8]", "--data.batch_size=32"]
-    return settings + [
-        f"--data.dataset.{key}={value}" for key, value in dataset.items()
-    ]
+    settings += [f"--data.dataset.url={STORE}", "--data.dataset.packed=true"]
+    settings += ["--data.dataset.window=[1,64,64]"]
+    settings += ["--data.dataset.val_stride=[1,64,64]"]
+    settings += [f"--data.dataset.train_stride={stride}"]
+    settings += [f"--data.dataset.train_period={train}"]
+    return [*settings, f"--data.dataset.val_period={val}"]
 
 
 # Seconds at most.
@@ -327,7 +233,6 @@ def main() -> int:
     OUTPUT.mkdir(parents=True)
     check: Any = GpuCheck(options.quick)
     lines = [f"{hardware(options.quick)}\n", "| part | result |", "|---|---|"]
-    failed = False
     for name in options.parts:
         part: Callable[[], str] = getattr(check, name)
         limit = 10 * PARTS[name] if options.quick else PARTS[name]
@@ -335,12 +240,11 @@ def main() -> int:
         try:
             result = part()
         except Exception as error:  # whatever it is, the other parts go on
-            failed = True
             result = f"FAILED: {type(error).__name__}: {error}"
         lines.append(f"| {name.replace('_', ' ')} | {result} |")
         print(lines[-1], flush=True)
     (OUTPUT / "table.md").write_text("\n".join(lines) + "\n")
-    return int(failed)
+    return int(any("| FAILED" in line for line in lines))
 
 
 def hardware(quick: bool) -> str:

@@ -132,9 +132,8 @@ def xbatcher(folder: str, stride: int) -> Iterator[Tensor]:
     from xbatcher import BatchGenerator
 
     names, _ = places(stride)
-    fields = xr.open_zarr(open_store(URL), chunks={})[names].isel(
-        time=slice(*SETTINGS["train_months"])
-    )
+    fields = xr.open_zarr(open_store(URL), chunks={})[names]
+    fields = fields.sel(time=slice(*SETTINGS["train_period"]))
     sizes = dict(zip(AXES, WINDOW, strict=True))
     overlap = dict.fromkeys(("lat", "lon"), WINDOW[1] - stride)
     generator = BatchGenerator(fields, sizes, overlap, preload_batch=True)
