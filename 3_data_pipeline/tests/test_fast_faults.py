@@ -263,7 +263,7 @@ for ahead in (0, 2, 8):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
-def test_memory_is_what_the_summary_says(tmp_path):
+def test_memory_is_what_the_first_line_says(tmp_path):
     """With batches of 62 MB, to less than one batch; validation, too.
 
     glibc is told to give back freed chunks at once: it would keep some 100 MB of them. Broken by:

@@ -21,8 +21,8 @@ class ChunkStream(FastDataset):
 
     Args:
         held: blocks that a stream shuffles together; more are closer to a random order.
-        streams: streams side by side; a multiple of the ranks, so that ranks read other chunks,
-            until the first stream ends.
+        streams: how many run side by side. With a multiple of the number of ranks, each rank reads
+            its own chunks until the first stream ends.
         settings: those of FastDataset; cache_mb is at least what the held blocks take.
 
     Raises:
