@@ -50,11 +50,12 @@ class AutoencoderCLI(LightningCLI):
                 "--ckpt_path: name a checkpoint, or untrained weights are scored"
             )
 
+        # For "last", Lightning would begin anew, or score untrained weights, with a warning.
+        if config.ckpt_path and not Path(config.ckpt_path).is_file():
+            raise UserError(f"--ckpt_path: {config.ckpt_path} is no file")
+
         # Each run gets a folder of its own; a resumed training stays in its checkpoint's.
         if self.subcommand == "fit" and config.ckpt_path:
-            # Lightning would begin anew for "last", with a warning.
-            if not Path(config.ckpt_path).is_file():
-                raise UserError(f"--ckpt_path: {config.ckpt_path} is no file")
             folder = Path(config.ckpt_path).resolve().parents[1]
             config.trainer.default_root_dir = str(folder)
         elif rank_zero_only.rank == 0:

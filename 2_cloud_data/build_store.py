@@ -24,7 +24,7 @@ from jsonargparse.typing import PositiveInt
 
 from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean
-from src.data.check import damage, mend_statistics
+from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.store import AXES, AXIS_NAMES, named_axes, open_store, select
 from src.data.windows import Period, Window
@@ -150,13 +150,12 @@ def check(url: str, repair: bool = False) -> None:
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
     if not all(key.startswith("statistics/") for key in bad):
-        group = zarr.open_group(open_store(url, read_only=False), mode="r+")
-        command: Any = group.attrs.get("command")
+        attributes = zarr.open_group(open_store(url), mode="r").attrs
+        command: Any = attributes.get("command")
         if not command:
             text = "get its chunks again from where it comes from"
             raise UserError(f"{url}: no command of ours has built it; {text}")
-        # Only this: until its source is open, the store stays as it is.
-        group.attrs["damaged"] = True
+        note_damaged_regions(url, bad)
         build_again = COMMANDS[command.pop("command")]
         build_again(**command | {"url": url})
     mend_statistics(url, bad)

@@ -29,7 +29,7 @@ from zarr.codecs import ZstdCodec
 
 from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean
-from src.data.check import damage, mend_statistics
+from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.statistics import grid_of
 from src.data.store import (
@@ -152,7 +152,10 @@ def pack(url: str, chunk: Window) -> None:
         url: a store that is finished, without levels, and without chunks left out for land.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url)
+    fields = open_fields(open_store(url), chunks={})
+    if "level" in fields.dims:
+        raise UserError(f"{url}: pack takes no levels")
+    fields = select(fields, None, url)
     dims = ("variable", *AXES)
     shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
     about = {"chunk": chunk, "variables": list(fields), "grid": grid_of(fields)}
@@ -208,13 +211,12 @@ def check(url: str, repair: bool = False) -> None:
 def mend(url: str, bad: list[str]) -> None:
     """Build the damaged parts of a store again."""
     if not all(key.startswith(("packed/", "statistics/")) for key in bad):
-        group = zarr.open_group(open_store(url, read_only=False), mode="r+")
-        command: Any = group.attrs.get("command")
+        attributes = zarr.open_group(open_store(url), mode="r").attrs
+        command: Any = attributes.get("command")
         if not command:
             text = "get its chunks again from where it comes from"
             raise UserError(f"{url}: no command of ours has built it; {text}")
-        # Only this: until its source is open, the store stays as it is.
-        group.attrs["damaged"] = True
+        note_damaged_regions(url, bad)
         build_again = COMMANDS[command.pop("command")]
         build_again(**command | {"url": url})
     mend_statistics(url, bad)

@@ -107,8 +107,7 @@ def main(
             those that are under way.
 
     Raises:
-        UserError: the store has shards.
-        ValueError: it has fewer windows than a batch.
+        UserError: the store has shards, or fewer windows than a batch.
     """
     # With all of the reader's defaults.
     defaults = yaml.safe_load(Path(file).read_text())["defaults"]
@@ -121,6 +120,8 @@ def main(
         raise UserError(
             "a loader reads chunks of a shard, and raw requests whole shards"
         )
+    if len(dataset) < batch_size:
+        raise UserError(f"{file}: fewer windows than a batch of {batch_size}")
     all_batches = ResumableBatches(len(dataset), batch_size, seed=0, step=lambda: 0)
     batches = list(itertools.islice(all_batches, num_batches))
     num_samples = batch_size * len(batches)
@@ -156,7 +157,10 @@ def main(
         f" with {cpu_milliseconds['loader']:.2f} ms of CPU a sample;"
         f" raw requests take {cpu_milliseconds['store']:.2f} ms"
     )
-    print("bottleneck:", min(("model", "store", "decoding"), key=speeds.__getitem__))
+    limit = min(("model", "store", "decoding"), key=speeds.__getitem__)
+    if limit == "model" and speeds["loader"] < speeds["model"]:
+        limit = "loader"
+    print("bottleneck:", limit)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,10 @@ def pack(url: str, chunk: Window) -> None:
         url: a store that is finished, without levels, and without chunks left out for land.
         chunk: time steps, latitudes and longitudes of a chunk of the copy.
     """
-    fields = select(open_fields(open_store(url), chunks={}), None, url)
+    fields = open_fields(open_store(url), chunks={})
+    if "level" in fields.dims:
+        raise UserError(f"{url}: pack takes no levels")
+    fields = select(fields, None, url)
     dims = ("variable", *AXES)
     shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
     about = {"chunk": chunk, "variables": list(fields), "grid": grid_of(fields)}

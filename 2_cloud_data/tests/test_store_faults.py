@@ -226,9 +226,10 @@ def test_a_flipped_bit_is_named(tmp_path):
 
 
 def test_check_names_and_mends(monkeypatch, tmp_path, capsys):
-    """Lost and flipped chunks, and axes. Broken by: no `damaged` in mend, no mend_statistics.
+    """Lost and flipped chunks, and axes. Broken by: no note_damaged_regions, no mend_statistics.
 
-    Or `group.keys()` in create_arrays: the second repair would delete the statistics.
+    Or `group.keys()` in create_arrays: the second repair would delete the statistics. Or, in
+    note_damaged_regions, the number of an axis' own chunks: it would not write the axes.
     """
     cube = ["cube", "--months=24", "--height=18", "--width=36", "--chunk=[4,9,18]"]
     call(monkeypatch, *cube, f"--url={tmp_path}", script=build_store)
@@ -317,3 +318,24 @@ def test_statistics_that_cannot_be_read_are_not_absent(monkeypatch, proxy, kind)
         CloudDataset("train", **(SETTINGS | settings))
     proxy.faults = []
     assert len(CloudDataset("train", **SETTINGS).variables) == 4
+
+
+def test_statistics_elsewhere_are_read_with_keys(monkeypatch, tmp_path):
+    """Those of a public store without. Broken by: anonymous alone in has_public_statistics."""
+    whole = tmp_path / "whole"
+    build_cube(str(whole))
+    to = f"{whole}-statistics"
+    add_statistics(str(whole), PERIODS["train_period"], to=to)
+    opened = []
+
+    def noted(url, patience, anonymous):
+        opened.append((url.removeprefix(str(whole)), anonymous))
+        return open_store(url, patience, anonymous)
+
+    monkeypatch.setattr("src.data.usecase_cloud_dataset.open_store", noted)
+    settings = SETTINGS | {"url": str(whole), "anonymous": True}
+    CloudDataset("train", **settings)
+    CloudDataset("train", **settings, statistics_store=to)
+    period = "statistics/1900-01_1901-04"
+    assert {("", True), (f"/{period}/salinity", True)} < {*opened[:5]}
+    assert {("", True), (f"-statistics/{period}/salinity", False)} < {*opened[5:]}

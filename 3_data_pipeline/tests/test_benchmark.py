@@ -106,6 +106,8 @@ def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
     file.write_text(json.dumps({"defaults": defaults}))  # JSON is YAML
     ceiling.main(str(file), delay=0.001, step_time=1000, num_batches=2)
     assert "bottleneck: model" in capsys.readouterr().out
+    ceiling.main(str(file), delay=0.001, step_time=1e-6, num_batches=2)
+    assert "bottleneck: model" not in capsys.readouterr().out
     # The file may say `packed`, too: this store has no copy.
     url = SETTINGS["url"].replace("small", "bare")
     build_small(url, packed_months=None)

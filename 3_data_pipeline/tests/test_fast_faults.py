@@ -156,6 +156,9 @@ def test_a_packed_copy_has_to_be_whole_and_can_be_mended(monkeypatch, tmp_path, 
     metadata.write_text(metadata.read_text().replace("1902-12", "1802-12"))
     with pytest.raises(UserError, match="packed: a copy of another grid"):
         FastDataset("train", **settings)
+    metadata.unlink()
+    with pytest.raises(UserError, match="packed: its chunk is not known"):
+        call(monkeypatch, "check", f"--url={url}", "--repair=true", script=build_store)
 
 
 def test_a_lost_or_cut_shard_is_named(tmp_path):

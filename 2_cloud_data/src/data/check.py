@@ -57,6 +57,24 @@ async def groups_without_description(store: CheckedStore) -> list[str]:
     return sorted(parents - described - {""})
 
 
+def note_damaged_regions(url: str, bad: list[str]) -> None:
+    """Make the next build of this store begin with the first damaged region.
+
+    Only that: until its source is open, the store stays as it is.
+    """
+    group = zarr.open_group(open_store(url, read_only=False), mode="r+")
+    arrays = set(group.array_keys())
+    damaged = []
+    for key in bad:
+        name, _, place = key.removesuffix("/zarr.json").partition("/c/")
+        if name in arrays:
+            # From the first region on, for an axis or a lost description.
+            is_of_field = "/" in place
+            damaged.append(int(place.split("/")[0]) if is_of_field else 0)
+    if damaged:
+        group.attrs["first_damaged_region"] = min(damaged)
+
+
 def mend_statistics(url: str, bad: list[str]) -> None:
     """Compute damaged statistics again, from the fields."""
     if "statistics/zarr.json" in bad:

@@ -88,10 +88,10 @@ def build(
     store = open_store(url, read_only=False)
     group = open_or_begin(store, fields)
     progress: Any = group.attrs
-    # A stopped build goes on at the first region that is missing; a repair begins again.
-    first_region = len(starts) - progress["regions_left"]
-    if "damaged" in progress:
-        first_region = 0
+    # A stopped build goes on at the first region that is missing, a repair at the first damaged.
+    first_missing = len(starts) - progress["regions_left"]
+    first_damaged = progress.get("first_damaged_region", first_missing)
+    first_region = min(first_missing, first_damaged)
     if first_region == 0:
         create_arrays(store, group, fields, chunks, sizes if shard else None)
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
@@ -108,7 +108,7 @@ def build(
             store, region={"time": region}, write_empty_chunks=True
         )
         group.attrs["regions_left"] = len(starts) - number - 1
-    group.attrs.pop("damaged", None)
+    group.attrs.pop("first_damaged_region", None)
     add_statistics(url, train_period)
 
 
