@@ -100,13 +100,11 @@ def main() -> None:
     training.fit(timer)
 
     flops = counting.counter.get_total_flops()
-    if not flops:
-        raise UserError("no operation was counted: compiled, or custom kernels?")
     saved_bytes = sum(counting.saved_bytes.values())
     state = bytes_of_state(training)
     steps = milliseconds(timer)["total"].iloc[WARMUP:]
-    if steps.empty:
-        raise UserError(f"too few steps: {WARMUP} of them do not count")
+    if steps.empty or not flops:
+        raise UserError(f"no operation counted, or no step after the first {WARMUP}")
     if not training.trainer.is_global_zero:
         return
     step_ms = steps.mean()

@@ -167,9 +167,12 @@ class Training:
 
 
 def import_class(path: str) -> type:
-    """The class of this name, also from a file in the current folder."""
+    """The class of this name, also from a file in the current folder. Raises UserError."""
     sys.path.insert(0, str(Path.cwd()))
-    return pkgutil.resolve_name(path)
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"cannot import {path}: {error}") from error
 
 
 def new_folder(save_dir: str | None, kind: str) -> Path:

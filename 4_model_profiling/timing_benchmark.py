@@ -89,7 +89,7 @@ def main() -> None:
 
 def milliseconds(timer: StepTimer) -> pd.DataFrame:
     """A row for each step, with the parts and the total; the index is the epoch."""
-    rows = pd.DataFrame(timer.seconds())
+    rows = pd.DataFrame(timer.seconds(), columns=["epoch", *COLORS, "total"])
     return 1e3 * rows.set_index("epoch")[[*COLORS, "total"]]
 
 

@@ -4,7 +4,8 @@ uv run python compare_precision.py                   float32, bfloat16, and on a
 uv run python compare_precision.py --model.depth 4   and other settings of lightning_train.py
 
 The trainings, each one epoch from the same weights, take turns, so that whatever else the machine
-does meets all of them. The table and the picture go to output/precision.
+does meets all of them. The table and the picture go to output/precision. A file's max_epochs does
+not count; give --trainer.max_epochs.
 """
 
 import os

@@ -4,7 +4,7 @@ uv run python compare_schedules.py                            three seeds of eac
 uv run python compare_schedules.py --trainer.max_epochs 4 --optimizer.periods 4
 
 With the same seed, all schedules have the same first weights, samples and masks. The table and the
-picture go to output/schedules.
+picture go to output/schedules. A file's max_epochs does not count; give --trainer.max_epochs.
 """
 
 import os

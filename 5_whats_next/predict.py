@@ -26,6 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import xarray as xr
+from distributed.system import MEMORY_LIMIT
 from jsonargparse import auto_cli
 from lightning_train import CLASSES, build
 from torch import Tensor, nn
@@ -119,8 +120,14 @@ def predict_fields(model: nn.Module, dataset: Any, fields: xr.Dataset) -> xr.Dat
         fields: over (time, lat, lon), in their units.
 
     Raises:
-        UserError: there are fewer time steps than a window has.
+        UserError: there are fewer time steps than a window has, or more than fit into memory.
     """
+    # The fields, normalised ones, predictions, masks, and what is written.
+    needed = 6 * fields.nbytes
+    if needed > MEMORY_LIMIT:
+        raise UserError(
+            f"--period: {needed / 1e9:.0f} GB of memory: take a shorter one"
+        )
     window = dataset.grid.window
     num_steps = fields.sizes["time"]
     if num_steps < window[0]:

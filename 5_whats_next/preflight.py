@@ -15,7 +15,6 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import lightning_train
@@ -62,11 +61,12 @@ class Plan:
     def for_one_device(self) -> Namespace:
         """Settings that train one device with its part of the batch, and with its own streams."""
         config = self.config.clone()
-        if self.loaders:
+        if config.get("data.batch_size"):
             config.data.batch_size //= self.ranks
-            if streams := getattr(self.loaders.train_set, "streams", None):
-                own = {"streams": streams // self.ranks}
-                config.data.dataset = partial(config.data.dataset, **own)
+        train_set = getattr(self.loaders, "train_set", None)
+        if streams := getattr(train_set, "streams", None):
+            own = {"streams": streams // self.ranks}
+            config.data.dataset = partial(config.data.dataset, **own)
         return config
 
 
@@ -84,9 +84,14 @@ def check_device(plan: Plan) -> str:
     return f"{settings.devices} x {name} on {settings.num_nodes} nodes, {settings.precision}"
 
 
+def is_own_data() -> bool:
+    """Whether lightning_train.py imports another data module than ours."""
+    return FieldDataModule not in lightning_train.CLASSES
+
+
 def check_data(plan: Plan) -> str:
     """The data are there, and the devices get equal parts."""
-    if FieldDataModule not in lightning_train.CLASSES:
+    if is_own_data():
         return OWN_DATA
     plan.loaders = Loaders(**vars(plan.config.data))
     train_set = plan.loaders.train_set
@@ -114,8 +119,10 @@ def rows_never_read(grid: WindowGrid) -> str:
 
 def check_sample(plan: Plan) -> str:
     """The values are normalised: wrong statistics give others."""
-    if plan.loaders is None:
+    if is_own_data():
         return OWN_DATA
+    if plan.loaders is None:
+        raise UserError("not tried: the check data has failed")
     train_set = plan.loaders.train_set
     # Eight anywhere, because one may be all land.
     seeded = torch.Generator().manual_seed(0)
@@ -158,7 +165,9 @@ def check_step(plan: Plan) -> str:
         text = f"{len(run.losses)} steps of {STEPS}, or a damaged checkpoint"
         raise UserError(text)
     plan.run = run
-    seconds = fmean(run.seconds[STEPS // 4 :])
+    # With the wait for data, which comes now and then.
+    first, *_, last = run.ends[STEPS // 4 :]
+    seconds = (last - first) / (STEPS - STEPS // 4 - 1)
     # This device alone would have to take the steps of all.
     epoch = seconds * run.steps_per_epoch / plan.ranks
     hours = epoch * plan.config.trainer.max_epochs / 3600

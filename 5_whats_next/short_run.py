@@ -30,8 +30,10 @@ class Recorder(Callback):
         self.max_steps = max_steps
         self.losses: list[float] = []
         self.rates: list[float] = []
-        # Of each step, with the wait for its data, and without what comes between two epochs.
         self.seconds: list[float] = []
+        # Of each step, on a clock that stands still between epochs, but not while data are awaited.
+        self.ends: list[float] = []
+        self.left_out = 0.0  # seconds that this clock has stood still
         self.scores: dict[int, dict[str, float]] = {}  # of the validation, by the step
         # Bytes of what the first forward pass saves, by address; without the weights.
         self.weights: set[int] = set()
@@ -43,13 +45,14 @@ class Recorder(Callback):
         self.checkpoint_step: int | None = None
 
     def on_train_epoch_start(self, *_: object) -> None:
-        """Start the clock."""
-        self.start = perf_counter()
+        """Leave out what came after the last step, such as a validation."""
+        if self.ends:
+            self.left_out = perf_counter() - self.ends[-1]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, module: L.LightningModule, *_: object
     ) -> None:
-        """Keep the rate; in the first step also look at what is kept for the gradients."""
+        """Start the clock; in the first step also look at what is kept for the gradients."""
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         if not self.losses:
             # They are there with any batch.
@@ -58,6 +61,8 @@ class Recorder(Callback):
                 self.keep, lambda tensor: tensor
             )
             self.hooks.enter_context(hooks)
+        wait_for_device()
+        self.start = perf_counter()
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that the backward pass will need."""
@@ -75,7 +80,7 @@ class Recorder(Callback):
         wait_for_device()
         now = perf_counter()
         self.seconds.append(now - self.start)
-        self.start = now
+        self.ends.append(now - self.left_out)
         # A module that is not ours may have another name for it.
         self.losses.append(float(trainer.callback_metrics.get("train_loss", math.nan)))
         if len(self.losses) == self.max_steps:

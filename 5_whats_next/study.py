@@ -3,8 +3,8 @@
 uv run python study.py                     12 trials; the same command again tries 12 more
 uv run python study.py -c config/mine.yaml
 
-The settings are those of lightning_train.py. Edit `suggest` to search others, and NAME for a new
-study.
+The settings are those of lightning_train.py. A file's max_epochs does not count; give
+--trainer.max_epochs. Edit `suggest` to search others, and NAME for a new study.
 """
 
 import math
@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import optuna  # uv sync --group study
 import torch
 from lightning_train import CLASSES
+from optuna.trial import TrialState
 from short_run import Recorder, results_folder, short_training
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -112,7 +113,12 @@ def objective(trial: Any, overrides: list[str]) -> float:
 
 
 def report(study: Any, folder: Path, overrides: list[str]) -> None:
-    """Table, pictures, and these settings with the best trial's, to train with."""
+    """Table, pictures, and these settings with the best trial's, to train with.
+
+    Raises UserError if no trial is complete.
+    """
+    if not study.get_trials(states=[TrialState.COMPLETE]):
+        raise UserError(f"{os.path.relpath(folder)}: no trial is complete")
     table = study.trials_dataframe(
         attrs=("number", "value", "params", "user_attrs", "state")
     )
@@ -136,7 +142,10 @@ def main() -> None:
     """Search, or go on searching; report."""
     overrides = sys.argv[1:]
     # A typo ends here, and not as a failed trial.
-    _, settings = parse_config(__doc__, overrides, *CLASSES)
+    config, settings = parse_config(__doc__, overrides, *CLASSES)
+    window = config.data.dataset("val").sample_shape[1:]
+    if any(size % block for size, block in zip(window, BLOCK, strict=True)):
+        raise UserError(f"study.py: BLOCK {BLOCK} has to divide the window {window}")
     folder = results_folder(f"study/{NAME}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -153,7 +162,9 @@ def main() -> None:
     # number of trials: with one seed, a search that goes on would draw the same ones again.
     seed = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(n_startup_trials=5, seed=seed)
-    study.enqueue_trial(FIRST, skip_if_exists=True)
+    # Also if the first one was killed, which stays RUNNING.
+    if all(trial.state == TrialState.RUNNING for trial in study.trials):
+        study.enqueue_trial(FIRST)
     # A training that diverges, or is too large for the GPU, fails; the search goes on.
     study.optimize(
         lambda trial: objective(trial, overrides),

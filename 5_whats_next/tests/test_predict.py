@@ -130,7 +130,7 @@ def test_another_store_has_the_trainings_mean(run, tmp_path):
         predict.fields_of(dataset, settings, url)
 
 
-# Broken by: no temporary name; an output that is replaced.
+# Broken by: no temporary name; no `finally`; an output that is replaced; no look at the memory.
 def test_an_output_is_whole_or_not_there(run, tmp_path, monkeypatch):
     target = tmp_path / "out.nc"
 
@@ -142,10 +142,14 @@ def test_an_output_is_whole_or_not_there(run, tmp_path, monkeypatch):
         patch.setattr(xr.Dataset, "to_netcdf", interrupted)
         with pytest.raises(InterruptedError):
             predict.main(str(run), to=str(target))
-    assert not target.exists()
+    assert not [*tmp_path.iterdir()]
     predict.main(str(run), to=str(target), checkpoint="last")
     assert [*tmp_path.iterdir()] == [target]
     with pytest.raises(UserError, match=r"--picture fog: the variables are"):
         predict.main(str(run), to=str(tmp_path / "new" / "out.nc"), picture="fog")
+    with monkeypatch.context() as patch:
+        patch.setattr(predict, "MEMORY_LIMIT", 1000)
+        with pytest.raises(UserError, match="GB of memory: take a shorter one"):
+            predict.main(str(run), to=str(tmp_path / "new" / "out.nc"))
     with pytest.raises(UserError, match=r"out.nc is there: delete it"):
         predict.main(str(run), to=str(target))

@@ -216,3 +216,10 @@ def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
     texts.append((FOLDER / "server.log").read_bytes())
     for secret in (*planted.values(), server["AWS_SECRET_ACCESS_KEY"]):
         assert not any(secret.encode() in text for text in texts)
+
+
+def test_a_study_of_another_window_ends_at_once(monkeypatch, study):
+    """Not after an epoch. Broken by: no comparison in main."""
+    monkeypatch.setattr(study, "BLOCK", (5, 8, 8))
+    with pytest.raises(UserError, match=r"BLOCK .* has to divide the window"):
+        call(monkeypatch, OCEAN, script=study)
