@@ -173,13 +173,14 @@ def load_axes(store: CheckedStore, fields: xr.Dataset, axes: list[Any]) -> None:
         load_together(store, fields, axes)
     except ChunkError:
         # Zarr writes no chunk of zeros, such as that of the first date in chunks of one date. If
-        # another chunk is missing, its zeros make the steps between the values uneven.
+        # another chunk is missing, its zeros make the steps between the values uneven, or all zero.
         store.land.update(axes)
         load_together(store, fields, axes)
         store.land.difference_update(axes)
         for axis in axes:
             steps = np.diff(fields[axis].values)
-            if len(steps) and not np.allclose(steps, np.median(steps), rtol=0.2):
+            step = np.median(steps) if len(steps) else 1
+            if step == 0 or not np.allclose(steps, step, rtol=0.2):
                 check_chunks(store, [(axis, None)])
 
 

@@ -135,9 +135,9 @@ class CheckedStore(WrapperStore[Store]):
                 f"{self.url}: no answer in {self.patience:g} s ({key})"
             ) from error
         except Exception as error:
-            # S3 also denies access to what does not exist, if the reader may not list the bucket,
-            # and Zarr looks for files of which a store has only some. Not for who writes: a store
-            # that cannot be seen is no empty place.
+            # S3 answers 403, not 404, for an absent object if the reader may not list. So a reader
+            # takes a refused metadata file for absent. A writer must not: it could overwrite a
+            # store that it cannot see.
             if isinstance(error, PermissionError) and is_metadata and self.read_only:
                 self.denied.append(str(error))
                 return None
@@ -146,7 +146,7 @@ class CheckedStore(WrapperStore[Store]):
             ) from error
         if key.partition("/")[0] in self.land:
             return value
-        # Only for readers: who writes may look for a chunk that is yet to be written.
+        # A writer may ask for a chunk that it has not written yet.
         if value is None and self.read_only and not is_metadata:
             raise ChunkError(f"{self.url}: chunk {key} is missing")
         # The end of a shard, or all of it. Zarr fills a chunk that is not in its index.
