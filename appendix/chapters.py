@@ -40,7 +40,7 @@ LIMITS = {
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {
-    "tokens of the last chapter": 40_500,
+    "tokens of the last chapter": 40_550,
     "its files": 58,
     "tokens that its training imports": 32_450,
     "files that its training imports": 46,

@@ -71,7 +71,8 @@ def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
     number = index // len(longitudes) % len(latitudes)
     rows = torch.arange(grid.window[1], device=index.device)
     rows = rows + number[:, None] * latitudes.step
-    weights = torch.as_tensor(cosine, dtype=torch.float32, device=index.device)
+    weights = torch.as_tensor(cosine, dtype=torch.float32)
+    weights = weights.to(index.device, non_blocking=True)
     return weights[rows][:, None, None, :, None]
 
 
