@@ -21,7 +21,8 @@ def check_chunks(store: CheckedStore, parts: Parts) -> None:
     bad = {key for name, region in parts for key in bad_chunks(store, name, region)}
     if bad:
         advice = (
-            "build_store.py statistics mends those; a store is built again elsewhere"
+            "if they are statistics, run build_store.py statistics again; if they are fields, "
+            "build the store again at another address"
         )
         raise ChunkError(f"{store.url}: damaged chunks {sorted(bad)}; {advice}")
 
