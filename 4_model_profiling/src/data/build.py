@@ -97,7 +97,7 @@ def build(
         group = zarr.open_group(store, mode="r+")  # it has consolidated metadata now
 
     if first_region < len(starts):
-        print(f"{url}: {size_of(fields)}")
+        print(f"{url}: {size_of(fields)}", flush=True)
     # Each variable of a region needs its axis, time. The axes are written already.
     values = fields.drop_vars(AXES)
     regions = range(first_region, len(starts))
