@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from src.signals import StopRequest
 
@@ -31,18 +32,16 @@ def launch(num_processes: int) -> int:
 
     Ctrl-C and SIGTERM are handed on to all of them; a second Ctrl-C kills them.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]  # a free one, for the ranks to meet at
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "NODE_RANK": "0",
         "WORLD_SIZE": str(num_processes),
     }
     command = [sys.executable, *sys.orig_argv[1:]]
     ranks: list[subprocess.Popen] = []
     try:
-        with closing(StopRequest()) as stop:
+        with reserved_port() as port, closing(StopRequest()) as stop:
+            environment["MASTER_PORT"] = str(port)
             for rank in range(num_processes):
                 environment["LOCAL_RANK"] = environment["RANK"] = str(rank)
                 ranks.append(subprocess.Popen(command, env=environment))
@@ -50,6 +49,17 @@ def launch(num_processes: int) -> int:
     finally:
         for process in ranks:
             process.kill()
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A free port for the ranks to meet at, which no other program gets meanwhile."""
+    # Until rank 0 listens, seconds later, another program's connection could take it. A socket that
+    # is bound, and does not listen, keeps it; REUSEADDR lets rank 0 listen all the same.
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from tqdm import tqdm
 from src.callbacks import CloudUploadCallback
 from src.config import CHAPTER
 from src.data.loaders import PRELOADED
+from src.launch import reserved_port
 from src.stop_and_save import StopAndSave
 
 # Of two threads that look at one process, one gets no exit code (255), and start() looks at all.
@@ -58,22 +58,25 @@ def train(case: Case, output: Path, kill: bool = False) -> str:
     words += [f"--trainer.run_name={output.name}-{output.parent.name}"]
     log = output.with_suffix(".killed" if kill else ".log")
     kill_step = case.step if kill else None
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     # Copies of a process that has imported Lightning already.
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(list(PRELOADED))
     ranks = []
-    for rank in range(case.ranks):
-        arguments = (words, rank, case.ranks, port, kill_step, log)
-        ranks.append(forkserver.Process(target=run, args=arguments))
-        with ONE_AT_A_TIME:
-            ranks[-1].start()
-    is_running = True
-    while is_running:
-        time.sleep(0.05)
-        with ONE_AT_A_TIME:
-            is_running = any(process.is_alive() for process in ranks)
+    with reserved_port() as port:
+        for rank in range(case.ranks):
+            arguments = (words, rank, case.ranks, port, kill_step, log)
+            ranks.append(forkserver.Process(target=run, args=arguments))
+            with ONE_AT_A_TIME:
+                ranks[-1].start()
+        is_running = True
+        while is_running:
+            time.sleep(0.05)
+            with ONE_AT_A_TIME:
+                is_running = any(process.is_alive() for process in ranks)
+                # The others would wait for a rank that has failed.
+                if any(process.exitcode == 1 for process in ranks):
+                    for process in ranks:
+                        process.kill()
     # A run that ends by itself, before the kill or after an error, is no case.
     expected = -signal.SIGKILL if kill else 0
     codes = {process.exitcode for process in ranks}
