@@ -148,7 +148,7 @@ def test_killed_while_saving(tmp_path):
 
 
 def test_wandb_that_is_killed_ends_nothing(tmp_path):
-    """A cluster sends SIGTERM to wandb's process, too. Broken by: no ConnectionError; no atexit."""
+    """A cluster sends SIGTERM to wandb's process, too. Broken by: no except ConnectionError."""
     program = f"""if True:
         import pathlib, psutil
         from src.tracking import Tracker
@@ -156,16 +156,15 @@ def test_wandb_that_is_killed_ends_nothing(tmp_path):
         for process in psutil.Process().children():
             process.terminate()
             process.wait()
-        for step in range(WRITES):
+        for step in range(100):
             tracker.log(step, 1, {{"train_loss": 0.5}})
     """
-    for writes in (0, 100):
-        command = [sys.executable, "-c", program.replace("WRITES", str(writes))]
-        done = subprocess.run(
-            command, cwd=CHAPTER, capture_output=True, text=True, check=True
-        )
-        assert "its process has ended" in done.stdout
-        assert "Traceback" not in done.stderr
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=CHAPTER, capture_output=True, text=True, check=True
+    )
+    assert "its process has ended" in done.stdout
+    assert "Traceback" not in done.stderr
     assert (tmp_path / "metrics.csv").read_text().splitlines()[-1] == "99,1,0.5"
 
 

@@ -97,6 +97,8 @@ def run(
     with log.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
+    # The process that this one is a copy of may have begun in a test with a proxy, now gone.
+    os.environ.pop("EMBEDDED_S3_ENDPOINT", None)
     os.chdir(CHAPTER)
     sys.argv = ["lightning_train.py", *words]
     if kill_step is not None:

@@ -1,6 +1,7 @@
 """The study, the preflight; and secrets, which no run may write anywhere."""
 
 import csv
+from multiprocessing import forkserver
 from time import perf_counter
 from unittest import mock
 
@@ -14,6 +15,7 @@ import xarray as xr
 
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
+from src.data.loaders import PRELOADED
 from src.data.pytorch_dataset import OceanDataset
 from src.data.s3_server import FOLDER, connect
 from src.data.windows import WindowGrid, find_period
@@ -106,6 +108,9 @@ def test_preflight(monkeypatch, capsys):
     monkeypatch.setattr(
         "src.data.pytorch_dataset.DummyDataset.__getitem__", lambda *_: (BAD, 0)
     )
+    # The process that loaders' workers are copies of keeps its environment, for later tests, too.
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    forkserver.ensure_running()
     with FaultyProxy(connect()["AWS_ENDPOINT_URL"]) as proxy:
         monkeypatch.setenv("EMBEDDED_S3_ENDPOINT", proxy.url)
         proxy.faults = [Fault("stall", 10_000)]
