@@ -147,7 +147,7 @@ def test_killed_while_saving(tmp_path):
     assert number.unique().numel() == 1
 
 
-def test_wandb_that_is_killed_ends_nothing(tmp_path):
+def test_wandb_that_is_killed_ends_nothing(monkeypatch, tmp_path):
     """A cluster sends SIGTERM to wandb's process, too. Broken by: no except ConnectionError."""
     program = f"""if True:
         import pathlib, psutil
@@ -159,6 +159,7 @@ def test_wandb_that_is_killed_ends_nothing(tmp_path):
         for step in range(100):
             tracker.log(step, 1, {{"train_loss": 0.5}})
     """
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # that of another test's run
     command = [sys.executable, "-c", program]
     done = subprocess.run(
         command, cwd=CHAPTER, capture_output=True, text=True, check=True
