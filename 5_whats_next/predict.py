@@ -22,13 +22,13 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import xarray as xr
 from distributed.system import MEMORY_LIMIT
 from jsonargparse import auto_cli
 from lightning_train import CLASSES, build
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -159,16 +159,23 @@ def write(output: xr.Dataset, target: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def draw(stored: xr.DataArray, predicted: xr.Dataset, path: Path) -> None:
-    """Three maps (H, W) of one date; hidden and missing values are white."""
+def draw(stored: Any, predicted: Any, path: Path) -> None:
+    """Three maps (H, W) of one date; hidden values are white, missing ones grey."""
     panels = {
         "in the store": stored,
         "what the model saw": stored.where(predicted["hidden"] == 0),
         "predicted": predicted[stored.name],
     }
-    maps: Any = xr.Dataset(panels).to_dataarray("map", name=stored.name)
-    maps.assign_attrs(stored.attrs).plot(col="map")
-    plt.savefig(path, dpi=110)
+    missing = 0.7 * stored.isnull().where(stored.isnull())
+    colours = {"vmin": stored.min(), "vmax": stored.max()}
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    for axis, (title, field) in zip(axes, panels.items(), strict=True):
+        field.plot(ax=axis, **colours)
+        missing.plot(ax=axis, cmap="gray", vmin=0, vmax=1, add_colorbar=False)
+        axis.set(title=title)
+    figure.suptitle(f"{stored.name}, {stored['time'].values!s:.16}")
+    figure.savefig(path, dpi=110)
 
 
 def main(
@@ -215,7 +222,7 @@ def main(
     print(f"look at {target}")
     if picture:
         png = target.with_name(f"{target.stem}_{picture}_{dates[day]!s:.10}.png")
-        draw(fields[picture].isel(time=day), output.isel(time=day), png)
+        draw(fields[picture].isel(time=day).load(), output.isel(time=day), png)
         print(f"look at {png}")
 
 
