@@ -1,9 +1,12 @@
 """The launcher of ranks, with programs that need no second: they fail, hang, stop."""
 
 import signal
+import socket
 
 import pytest
+from torch.distributed import TCPStore
 
+from src import launch
 from tests.runs import finish, start
 
 PROGRAM = r"""
@@ -58,3 +61,11 @@ def test_a_signal_is_handed_on(tmp_path, rank_0, number, code):
     for _ in range(2):
         process.send_signal(number)
     finish(process, code)
+
+
+def test_the_port_is_kept_until_the_ranks_meet():
+    """From other programs, and not from rank 0. Broken by: create_server; no REUSEADDR."""
+    with launch.reserved_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        TCPStore("127.0.0.1", port, 1, is_master=True)
