@@ -55,8 +55,18 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         default=[],
         help="YAML file; default config.yaml",
     )
-    parser.add_argument("--model-class", help="import path of your LightningModule")
-    parser.add_argument("--data-class", help="import path of your LightningDataModule")
+    parser.add_argument(
+        "--model-class",
+        type=import_class,
+        default=AutoencoderModule,
+        help="import path of your LightningModule",
+    )
+    parser.add_argument(
+        "--data-class",
+        type=import_class,
+        default=FieldDataModule,
+        help="import path of your LightningDataModule",
+    )
     parser.add_argument(
         "--precision",
         default="32-true",
@@ -101,12 +111,8 @@ class Training:
         callbacks: list[Callback] | None = None,
         **trainer: Any,
     ) -> None:
-        model: type = AutoencoderModule
-        data: type = FieldDataModule
-        if options.model_class:
-            model = import_class(options.model_class)
-        if options.data_class:
-            data = import_class(options.data_class)
+        model = options.model_class
+        data = options.data_class
         files = [f"-c={file}" for file in options.config or [DEFAULT_FILE]]
         config, self.settings = parse_config(
             "", [*files, *overrides], model, data, LightningSettings
@@ -152,8 +158,7 @@ class Training:
     @property
     def batch_size(self) -> Any:
         """Samples in a step, on all devices; None if the data module does not say it."""
-        of_arguments = self.data.hparams.get("batch_size")
-        return getattr(self.data, "batch_size", of_arguments)
+        return getattr(self.data, "batch_size", self.data.hparams.get("batch_size"))
 
     def describe(self) -> str:
         """What the figures were measured on."""

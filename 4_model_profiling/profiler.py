@@ -49,7 +49,7 @@ def main() -> None:
         "--steps", type=int, default=20, help="training steps under each of them"
     )
     options, overrides = parser.parse_known_args()
-    file = options.config[-1] if options.config else DEFAULT_FILE
+    file = (options.config or [DEFAULT_FILE])[-1]
     folder = CHAPTER / "output" / "profiler" / Path(file).stem / "profiler_logs"
     for name in options.profilers:
         for old in folder.glob(f"*{name}_profiler_output*"):

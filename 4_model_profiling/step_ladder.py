@@ -92,11 +92,14 @@ def main() -> None:
     table = summarise(runs)
     about = runs["first version"][0]["about"]
     print(f"{about}; {options.steps} steps, {options.repeats} runs of each")
-    scientific = {"loss": "{:.0e}".format}
-    print(table.to_string(float_format="{:.2f}".format, formatters=scientific))
+    shown = {"loss": "{:.0e}".format}
+    print(table.to_string(formatters=shown, float_format="{:.2f}".format))
     folder.mkdir(parents=True, exist_ok=True)
-    rows = json.loads(table.T.to_json())
-    content = {"measured": about, "command": sys.argv, "rows": rows}
+    content = {
+        "measured": about,
+        "command": sys.argv,
+        "rows": json.loads(table.T.to_json()),
+    }
     (folder / "ladder.json").write_text(json.dumps(content, indent=2))
     draw(table, folder)
     print(f"look at {os.path.relpath(folder)}: ladder.json, ladder.png")
@@ -106,7 +109,9 @@ def measure(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]
     """Train some steps with the settings of a rung."""
     losses = Losses()
     num_steps = WARMUP + options.steps
-    training = Training(options, overrides, [losses], max_steps=num_steps)
+    # As many epochs as the steps need: each has a step at least.
+    words = [*overrides, f"--trainer.max_epochs={num_steps}"]
+    training = Training(options, words, [losses], max_steps=num_steps)
     if training.trainer.world_size > 1:  # another rank would begin the whole ladder
         raise UserError(
             "step_ladder.py measures one device: leave out --trainer.devices"
@@ -114,10 +119,6 @@ def measure(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]
     timer = StepTimer(training.device.type)
     training.fit(timer)
     steps = milliseconds(timer)
-    if len(steps) < num_steps:
-        raise UserError(
-            f"the training has {len(steps)} steps only; raise --trainer.max_epochs"
-        )
     return {
         "about": training.describe(),
         "batch_size": training.batch_size,
@@ -159,8 +160,9 @@ def draw(table: pd.DataFrame, folder: Path) -> None:
     figure = Figure(figsize=(9, 4.5))
     axis = figure.subplots()
     parts.iloc[::-1].plot.barh(stacked=True, color=COLORS, ax=axis)
-    axis.set(title="From a first version to a fast one")
-    axis.set_xlabel("milliseconds per sample")
+    axis.set(
+        title="From a first version to a fast one", xlabel="milliseconds per sample"
+    )
     axis.legend(ncols=len(COLORS), loc="upper center", bbox_to_anchor=(0.4, -0.15))
     save(figure, folder / "ladder.png")
 

@@ -119,9 +119,9 @@ def advice(table: pd.DataFrame, device: str, precision: str) -> str:
     if share["data"] > LARGE_DATA_SHARE:
         largest = "data"
     text = ADVICE[largest]
+    in_float32 = largest in ("forward", "backward") and precision == "32-true"
     # A processor may only emulate bfloat16; then it makes a step slower.
-    is_step = largest in ("forward", "backward")
-    if is_step and device != "cpu" and precision == "32-true":
+    if in_float32 and device != "cpu":
         text += "; then --precision bf16-mixed"
     return f"{warning}begin with {largest}, {share[largest]:.0%} of the time: {text}"
 

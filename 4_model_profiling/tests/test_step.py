@@ -180,9 +180,9 @@ def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
 
 def test_the_ladder_reaches_optimizer_and_seed():
     """Broken by: no `optimizer` or `seed` in SlowModule's signature: no rung would have them."""
+    slow = "--model-class=slow_module.SlowModule"
     settings = ["--optimizer.fused=true", "--seed_everything=3", OCEAN]
-    options, overrides = make_parser("").parse_known_args(settings)
-    options.model_class = "slow_module.SlowModule"
+    options, overrides = make_parser("").parse_known_args([slow, *settings])
     module = Training(options, overrides).module
     assert module.hparams.optimizer["fused"]
     assert module.hparams.seed == 3
