@@ -91,6 +91,8 @@ def train(
 ) -> None:
     """Train to ``total_steps``, or until a signal or ``settings.max_steps``."""
     device = next(state.model.parameters()).device
+    # Copies from pinned memory (loaders.py) need not be waited for.
+    is_pinned = device.type == "cuda"
     checkpoints = tracker.folder / "checkpoints"
     checkpoint_every = settings.checkpoint_every_n_steps or total_steps
     picture_every = settings.picture_every_n_epochs or math.inf
@@ -105,9 +107,10 @@ def train(
         first_step = state.step
         start = time.perf_counter()
 
-        for x, index in train_loader:
+        for batch in train_loader:
             # Forward. The samples' numbers and the epoch decide which patches are hidden.
-            output = state.model(x.to(device), index.to(device), epoch)
+            x, index = (part.to(device, non_blocking=is_pinned) for part in batch)
+            output = state.model(x, index, epoch)
 
             # Loss: the mean over hidden ocean values; 0 for a batch without any, all land.
             loss = output.squared_error / output.valid_count.clamp(min=1)

@@ -113,6 +113,8 @@ def train(
 ) -> None:
     """Train to ``total_steps``, or until a signal or ``settings.max_steps``."""
     device = next(state.model.parameters()).device
+    # Copies from pinned memory (loaders.py) need not be waited for.
+    is_pinned = device.type == "cuda"
     # Each backward pass averages the gradients over the ranks.
     parallel = torch.nn.parallel.DistributedDataParallel(state.model)
     checkpoints = tracker.folder / "checkpoints" if tracker else Path()
@@ -122,8 +124,7 @@ def train(
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()
     # Rank 0 has a bar, if it writes to a terminal (tqdm's None).
-    disable = None if tracker else True
-    bar = tqdm(total=total_steps, initial=state.step, disable=disable)
+    bar = tqdm(total=total_steps, initial=state.step, disable=None if tracker else True)
 
     is_stopping = False
     while state.step < total_steps and not is_stopping:
@@ -131,9 +132,10 @@ def train(
         first_step = state.step
         start = time.perf_counter()
 
-        for x, index in train_loader:
+        for batch in train_loader:
             # Forward. The samples' numbers and the epoch decide which patches are hidden.
-            output = parallel(x.to(device), index.to(device), epoch)
+            x, index = (part.to(device, non_blocking=is_pinned) for part in batch)
+            output = parallel(x, index, epoch)
 
             # Loss: the mean over the hidden ocean values of all ranks, and not the mean of their
             # means: one rank may have much land. So the gradients of the ranks have to be added.

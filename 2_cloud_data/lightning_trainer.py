@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.config import CHAPTER
+from src.config import CHAPTER, choose_device
 from src.data.lightning_datamodule import FieldDataModule
 from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
@@ -74,6 +74,8 @@ def launch_ranks(trainer: Namespace) -> None:
 
 def check_trainer(trainer: Namespace) -> None:
     """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
+    if trainer.accelerator in ("auto", "cuda"):
+        choose_device(trainer.accelerator)  # which says why a card is not used
     if str(trainer.precision) in ("16", "16-mixed"):
         # float16 needs a gradient scaler, and a GPU.
         raise UserError(

@@ -87,7 +87,7 @@ class StopWithoutAdvice(StopAndSave):
     """Asks the ranks in each step, as in the real training; what it saves is deleted at the end."""
 
     def stop(self, trainer: L.Trainer) -> None:
-        """Without advice to resume what is only watched."""
+        """Exit, and print nothing about how to resume."""
         sys.exit(128 + self.number)
 
 

@@ -55,9 +55,8 @@ def steps_until_back(run: Recorder, window: int) -> list[float]:
     waits = []
     for restart in restarts[restarts > np.argmax(rates)]:
         # The mean needs a whole window of losses from after the restart.
-        after = losses[restart + window - 1 :]
-        back = np.flatnonzero(after <= losses[restart - 1])
-        waits.append(float(back[0] + window) if len(back) else np.inf)
+        is_back = losses[restart + window - 1 :] <= losses[restart - 1]
+        waits.append(float(window + is_back.argmax()) if is_back.any() else np.inf)
     return waits
 
 

@@ -127,8 +127,8 @@ def build_training(
     """Trainer, module and data of these settings."""
     hide_two_messages()
     settings, seed = config.trainer, config.seed_everything
-    device = choose_device(settings.accelerator)
-    if settings.precision == "16-mixed" and device.type == "cpu":
+    is_float16 = settings.precision == "16-mixed"
+    if is_float16 and choose_device(settings.accelerator).type == "cpu":
         # Lightning would take bfloat16.
         raise UserError("trainer.precision: 16-mixed needs a GPU; bf16-mixed does not")
     L.seed_everything(seed, workers=True, verbose=False)

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.config import CHAPTER
+from src.config import CHAPTER, choose_device
 from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
 from src.errors import UserError, one_line_errors
@@ -76,6 +76,8 @@ def launch_ranks(trainer: Namespace) -> None:
 
 def check_trainer(trainer: Namespace) -> None:
     """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
+    if trainer.accelerator in ("auto", "cuda"):
+        choose_device(trainer.accelerator)  # which says why a card is not used
     if trainer.gradient_clip_algorithm not in (None, "norm"):
         raise UserError("trainer.gradient_clip_algorithm: our module clips by the norm")
     strategy = trainer.strategy

@@ -48,10 +48,13 @@ def test_a_link_to_nowhere_is_no_folder_for_runs(tmp_path):
         new_run_folder(tmp_path / "output")
 
 
-def test_a_card_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("label", ["CUDA", "CUDA UMD"])
+def test_a_card_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path, capsys, label):
     """With both versions. Broken by: no unusable_card in choose_device."""
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '| Driver Version: 470.82    CUDA Version: 11.4 |'")
+    smi.write_text(
+        f"#!/bin/sh\necho '| Driver Version: 470.82 {label} Version: 11.4 |'"
+    )
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

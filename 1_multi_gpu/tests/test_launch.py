@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sys
 
 import pytest
 from torch.distributed import TCPStore
@@ -63,6 +64,7 @@ def test_a_signal_is_handed_on(tmp_path, rank_0, number, code):
     finish(process, code)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_the_port_is_kept_until_the_ranks_meet():
     """From other programs, and not from rank 0. Broken by: create_server; no REUSEADDR."""
     with launch.reserved_port() as port:

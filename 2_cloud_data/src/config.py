@@ -193,9 +193,11 @@ def unusable_card() -> str:
     smi = subprocess.run(
         ["timeout", "10", "nvidia-smi"], capture_output=True, text=True
     )
-    driver = re.search(r"CUDA Version: (\d\S*)", smi.stdout)
-    if not driver:  # no card, or a driver that does not answer
-        return ""
+    # Newer drivers print "CUDA UMD Version".
+    driver = re.search(r"CUDA (?:UMD )?Version: (\d\S*)", smi.stdout)
+    if not driver:
+        has_card = Path("/dev/nvidia0").exists()
+        return "; the NVIDIA driver does not answer nvidia-smi" if has_card else ""
     needed = torch.version.cuda or "no GPU"
     return f"; the NVIDIA driver is for CUDA {driver[1]}, this PyTorch for {needed}"
 

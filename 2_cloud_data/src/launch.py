@@ -59,7 +59,10 @@ def reserved_port() -> Iterator[int]:
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
-        yield reserved.getsockname()[1]
+        port = reserved.getsockname()[1]
+        if sys.platform == "darwin":  # where it would take rank 0's connections
+            reserved.close()
+        yield port
 
 
 def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
@@ -88,15 +91,15 @@ def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
     while any(p.poll() is None for p in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
 
-    code = ranks[first].returncode
-    code = 128 - code if code < 0 else code  # a negative one is that of a signal
-    if not stop.number and code not in (130, 143):
-        print(f"rank {first} failed first, with exit code {code}", file=sys.stderr)
     if stop.number:
-        # Rank 0 may have a reason of its own to end, with a code of its own. But 1 may be that of a
-        # rank that has lost another one, and 143 comes from the SIGTERM that was handed on.
+        # Codes 2 to 127 are rank 0's own. 1 may only mean that it has lost another rank, and 143
+        # that it got the SIGTERM that was handed on.
         own_code = ranks[0].returncode or 0
         return own_code if 1 < own_code < 128 else 128 + stop.number
+    code = ranks[first].returncode
+    code = 128 - code if code < 0 else code  # a negative one is that of a signal
+    if code not in (130, 143):
+        print(f"rank {first} failed first, with exit code {code}", file=sys.stderr)
     return code
 
 

@@ -40,6 +40,7 @@ class Report(Callback):
         self.picture_every = picture_every_n_epochs
         self.run_id = ""
         self.tracker: Any = None  # on rank 0, once the training begins
+        self.machines: list[str] = []  # of each rank, if there are several machines
 
     def state_dict(self) -> dict[str, str]:
         """What Lightning puts into each checkpoint, so that wandb goes on with its run."""
@@ -53,13 +54,12 @@ class Report(Callback):
         """Refuse ranks that repeat each other or train alone, and begin the report."""
         check_world_size(trainer)
         check_samples(trainer.train_dataloader, trainer.world_size)
-        machines = machines_of_ranks() if trainer.num_nodes > 1 else []
-        self.begin(trainer, module, machines)
+        if trainer.num_nodes > 1:
+            self.machines = machines_of_ranks()
+        self.begin(trainer, module)
 
     @rank_zero_only
-    def begin(
-        self, trainer: L.Trainer, module: L.LightningModule, machines: list[str]
-    ) -> None:
+    def begin(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Say what the run uses: a run on the wrong hardware gives no error."""
         strategy = f"{type(trainer.strategy).__name__} on {module.device}"
         steps = trainer.max_epochs * trainer.num_training_batches
@@ -68,8 +68,8 @@ class Report(Callback):
             f"devices   {trainer.num_devices} on each of {trainer.num_nodes} nodes; {strategy}"
         )
         # One line for each machine.
-        for rank in range(0, len(machines), trainer.num_devices):
-            print(f"machine   {machines[rank]}, from rank {rank}")
+        for rank in range(0, len(self.machines), trainer.num_devices):
+            print(f"machine   {self.machines[rank]}, from rank {rank}")
         print(f"training  steps {trainer.global_step} to {steps}")
         print(f"output    {folder}", flush=True)
         if self.settings:
@@ -123,6 +123,15 @@ class Report(Callback):
         if isinstance(module, AutoencoderModule) and (epoch + 1) % every == 0:
             val_set = trainer.datamodule.val_set
             draw(module.model, val_set, self.tracker, trainer.global_step, scores={})
+
+    def on_exception(
+        self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Name the ranks that are lost: the error of a connection has their address alone."""
+        for rank, machine in enumerate(self.machines):
+            address = machine.rpartition(", ")[2]
+            if f"[{address}]" in str(exception):
+                print(f"lost      rank {rank} on {machine}", flush=True)
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:

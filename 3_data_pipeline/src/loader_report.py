@@ -105,19 +105,19 @@ def memory_needed(loader: Any, batch_size: int) -> float:
     dataset = loader.dataset
     # Unpacked values get a place of their own, and one of the variables is there in float64, too.
     unpacking = 0 if all(map(is_plain, dataset.encodings)) else 3
-    readers = max(1, loader.num_workers)
-    if loader.num_workers:
-        # Each has those that it has loaded, one more that it reads, one that it stacks. The
-        # workers of both loaders stay, with their caches.
-        in_worker = loader.prefetch_factor + 2 + unpacking
-        for_training = loader.num_workers * in_worker + 1
-        batches = 1 + 2 * for_training
-        caches = 2 * readers
+    in_reader = 2 + unpacking  # one is complete, one is stacked
+    workers = loader.num_workers
+    if workers:
+        # Each also has those that it has loaded. One more is in the model.
+        training = workers * (loader.prefetch_factor + in_reader) + 1
+        validation = training
     else:
-        # Ahead; and one is complete, one is stacked by the loader, one is in the model.
-        for_training = dataset.batches_ahead + 3 + unpacking
-        batches = max(for_training, 1 + 2 * (3 + unpacking))
-        caches = 1
+        validation = in_reader + 1
+        training = dataset.batches_ahead + validation
+    batches = max(training, 2 * validation + 1)
+    readers = max(1, workers)
+    # The workers of both loaders stay, with their caches.
+    caches = 2 * workers or 1
     num_values = batch_size * len(dataset.variables) * math.prod(dataset.grid.window)
     # In the end, all numbers are float32.
     batch_bytes = num_values * max(4, dataset.dtype.itemsize)

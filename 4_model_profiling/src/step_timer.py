@@ -97,12 +97,10 @@ class StepTimer(Profiler):
             following = number + 1
             is_last = following == len(self.steps)
             if not is_last and self.epochs[following] == self.epochs[number]:
-                _, batch_end = marks[-1]
-                _, next_start = self.steps[following][0]
-                marks = [*marks[:-1], ("other", batch_end), ("end", next_start)]
+                marks = [*marks, self.steps[following][0]]
             for (part, start), (_, end) in pairwise(marks):
                 seconds = self.elapsed(start, end)
-                row[part] += seconds
+                row["other" if part == "end" else part] += seconds
                 row["total"] += seconds
             rows.append(row)
         return rows

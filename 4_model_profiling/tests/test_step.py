@@ -18,6 +18,7 @@ from src.model.compiled import compile_forward
 from src.model.lightning_module import AutoencoderModule
 from src.model.micro_batches import split
 from src.model.pytorch_model import MaskedAutoencoder
+from src.step_timer import StepTimer
 from tests.runs import TINY, TWO_RANKS, call, rows, saved, start, train
 from tests.waits import Waits
 
@@ -129,8 +130,12 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_two_compiled_ranks_give_the_curve_of_one(monkeypatch, tmp_path):
     """DDP and torch.compile together. Broken by: no world_size in the loss of training_step."""
-    settings = [OCEAN, "--trainer.max_epochs=1"]
-    settings += ["--model.depth=1", "--model.decoder_depth=1"]
+    settings = [
+        OCEAN,
+        "--trainer.max_epochs=1",
+        "--model.depth=1",
+        "--model.decoder_depth=1",
+    ]
     one = curve(train(monkeypatch, tmp_path / "one", *settings, script=lightning_train))
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--model.compile=true"]
     process = start(tmp_path, *settings, *ranks, command=["-c", TWO_COMPILED_RANKS])
@@ -179,10 +184,21 @@ def test_no_rung_changes_the_losses(monkeypatch, tmp_path):
 
 
 def test_the_ladder_reaches_optimizer_and_seed():
-    """Broken by: no `optimizer` or `seed` in SlowModule's signature: no rung would have them."""
-    slow = "--model-class=slow_module.SlowModule"
-    settings = ["--optimizer.fused=true", "--seed_everything=3", OCEAN]
-    options, overrides = make_parser("").parse_known_args([slow, *settings])
-    module = Training(options, overrides).module
-    assert module.hparams.optimizer["fused"]
-    assert module.hparams.seed == 3
+    """Broken by: no `optimizer` or `seed` in SlowModule's signature: no rung would have them.
+
+    And each of the micro-batches counts as backward. Broken by: no profile in backward_each.
+    """
+    settings = [
+        "--model-class=slow_module.SlowModule",
+        "--optimizer.fused=true",
+        "--seed_everything=3",
+        "--model.micro_batches=3",
+        OCEAN,
+    ]
+    options, overrides = make_parser("").parse_known_args(settings)
+    training = Training(options, overrides, max_steps=1)
+    assert training.module.hparams.optimizer["fused"]
+    assert training.module.hparams.seed == 3
+    timer = StepTimer("cpu")
+    training.fit(timer)
+    assert [part for part, _ in timer.steps[0]].count("backward") == 3

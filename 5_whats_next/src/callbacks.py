@@ -146,7 +146,7 @@ class CloudUploadCallback(Callback):
         if self.uploader is None:
             return
         if self.uploader.is_taken_over():
-            self.finish(0)  # ends the program
+            sys.exit(TAKEN_OVER)  # on_exception says why
         # Lightning logs after the step, when global_step is one more.
         if (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
             # For a dashboard: it grows while uploads fail.

@@ -159,22 +159,29 @@ def find_run(
         policy: see resume_policy in lightning_train.py.
         cloud: the folder of all runs there; empty for none.
     """
+    run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
+    copies = []
+    problem = None
+    if cloud:
+        # Outside of the lock: all ranks of a machine wait for a silent cloud at the same time.
+        try:
+            copies = run_in_cloud.copies()
+        except UserError as error:
+            problem = error
     with lock(run, "lock", blocking=True):
         # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
         try:
-            if cloud:
-                run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
-                if policy == "never" and run_in_cloud.copies():
-                    text = f"{run.name} is in the cloud (resume_policy: never)"
-                    raise UserError(text)
+            if problem:
+                raise problem
+            if copies and policy != "never":
                 run_in_cloud.download_newer_than(step)
         except UserError as error:
             if not checkpoint:  # to begin again could overwrite what is there
                 raise
             print(f"resume    from the disk, because of {error}", flush=True)
         # What has arrived, also before an error, is checked like any other file.
-        checkpoint, step = newest_intact(run / "checkpoints")
+        checkpoint, _ = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):
         raise UserError(
             f"{run} has no checkpoint that is intact; move it away, or take another run_name,"
@@ -184,8 +191,7 @@ def find_run(
         raise UserError(
             f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)"
         )
-    if policy == "never" and checkpoint:
-        raise UserError(
-            f"{run.name} has a checkpoint of step {step} (resume_policy: never)"
-        )
+    if policy == "never" and (checkpoint or copies):
+        text = "a checkpoint, here or in the cloud (resume_policy: never)"
+        raise UserError(f"{run.name} has {text}")
     return checkpoint

@@ -18,8 +18,9 @@ def may_make_networks() -> bool:
     return all(map(shutil.which, TOOLS)) and not subprocess.run(command).returncode
 
 
+MAY_MAKE_NETWORKS = may_make_networks()
 NEEDS_ROOT = pytest.mark.skipif(
-    not may_make_networks(), reason="needs root, for networks"
+    not MAY_MAKE_NETWORKS, reason="needs root, for networks"
 )
 SLURM = ("slurmctld", "slurmd", "munged", "sbatch")
 NEEDS_SLURM = pytest.mark.skipif(
@@ -39,6 +40,8 @@ class Machine:
         address: that of its card, in a network of /24.
         hosts: more names for 127.0.0.1.
     """
+
+    card = "card"
 
     def __init__(self, name: str, address: str, *hosts: str) -> None:
         self.address = address
@@ -93,6 +96,19 @@ class Machine:
         """End all its processes."""
         self.process.kill()
         self.process.communicate()
+
+
+class Loopback:
+    """An address of the loopback device, where a Machine cannot be made."""
+
+    card = "lo"
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def command(self, *words: str, folder: Path = ROOT) -> list[str]:
+        """As Machine."""
+        return ["env", f"--chdir={folder}", *words]
 
 
 def copy_of(chapter: str, folder: Path) -> Path:

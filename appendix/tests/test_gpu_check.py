@@ -13,17 +13,37 @@ PARTS = {
     "real": "trained two epochs",
     "streaming": "samples/s",
 }
+LONG_PARTS = {
+    "precisions": "bf16-mixed",
+    "model flops": "not deterministic",
+    "ladder": "torch.compile",
+}
+
+
+def results(monkeypatch, folder, parts: list[str]) -> dict[str, str]:
+    """What the table says of these parts."""
+    monkeypatch.setattr(gpu_check, "OUTPUT", folder / "output")
+    monkeypatch.setattr(gpu_check, "STORE", folder / "store.zarr")
+    names = [part.replace(" ", "_") for part in parts]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--quick", "--parts", *names])
+    code = gpu_check.main()
+    table = (folder / "output" / "table.md").read_text()
+    assert code == ("FAILED" in table)
+    return dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE))
 
 
 @pytest.mark.slow
-def test_each_part_runs_on_a_processor(monkeypatch, tmp_path):
-    """The others are commands that chapters test. Broken by: a setting that is gone."""
-    monkeypatch.setattr(gpu_check, "OUTPUT", tmp_path / "output")
-    monkeypatch.setattr(gpu_check, "STORE", tmp_path / "store.zarr")
-    names = [part.replace(" ", "_") for part in PARTS]
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--quick", "--parts", *names])
-    assert gpu_check.main() == 0
-    table = (tmp_path / "output" / "table.md").read_text()
-    results = dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE))
-    for part, result in PARTS.items():
-        assert result in results[part]
+@pytest.mark.parametrize("parts", [PARTS, LONG_PARTS])
+def test_each_part_runs_on_a_processor(monkeypatch, tmp_path, parts):
+    """Broken by: a setting that is gone."""
+    found = results(monkeypatch, tmp_path, list(parts))
+    for part, result in parts.items():
+        assert result in found[part]
+
+
+@pytest.mark.slow
+def test_a_read_in_the_trace_is_found(monkeypatch, tmp_path):
+    """A matrix product in its place. Broken by: other steps than those of the profiler."""
+    monkeypatch.setattr(gpu_check, "READS", ("aten::addmm",))
+    found = results(monkeypatch, tmp_path, ["reads"])
+    assert "FAILED: RuntimeError" in found["reads"]

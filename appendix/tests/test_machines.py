@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -9,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines import NEEDS_ROOT, NEEDS_SLURM, Machine, copy_of, losses
+from tests.machines import (
+    MAY_MAKE_NETWORKS,
+    NEEDS_ROOT,
+    NEEDS_SLURM,
+    Loopback,
+    Machine,
+    copy_of,
+    losses,
+)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), NEEDS_ROOT]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CUBE = ["cube", "--months=96", "--height=36", "--width=72", "--chunk=[2,9,18]", "--url"]
 SETTINGS = ["-c", "tests/ocean.yaml", "-c", "tests/cloud.yaml"]
 SETTINGS += ["--trainer.wandb=disabled"]
@@ -21,6 +31,9 @@ DDP = ["--trainer.strategy=ddp", "--trainer.num_nodes=2"]
 @pytest.fixture
 def machines():
     """Two of them, which reach each other."""
+    if not MAY_MAKE_NETWORKS:
+        yield [Loopback("127.0.0.1"), Loopback("127.0.0.2")]
+        return
     pair = [Machine("alpha", "192.0.2.1"), Machine("beta", "192.0.2.2")]
     pair[0].connect(pair[1])
     yield pair
@@ -28,14 +41,15 @@ def machines():
         machine.close()
 
 
-def start(
-    machines: list[Machine], chapter: Path, *settings: str
-) -> list[subprocess.Popen]:
+def start(machines: list, chapter: Path, *settings: str) -> list[subprocess.Popen]:
     """The chapter's training, on both machines: the commands of README.md, Many machines."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--master-addr=192.0.2.1", "--master-port=29500"]
-    words = ["lightning_train.py", *SETTINGS, *DDP, *settings]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "card", "GOMP_SPINCOUNT": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torchrun += [f"--master-addr={machines[0].address}", f"--master-port={port}"]
+    words = ["lightning_train.py", *DDP, *settings]
+    environment = os.environ | {"GOMP_SPINCOUNT": "0"}
+    environment["GLOO_SOCKET_IFNAME"] = machines[0].card
     environment.pop("S3_FOLDER", None)
     processes = []
     for rank, machine in enumerate(machines):
@@ -55,16 +69,15 @@ def start(
 def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     """Broken by: a server's folder without the machine's name; no GLOO_SOCKET_IFNAME."""
     chapter = copy_of("2_cloud_data", tmp_path)
-    processes = start(machines, chapter, "--trainer.max_epochs=1")
+    processes = start(machines, chapter, *SETTINGS, "--trainer.max_epochs=1")
     texts = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "".join(texts)
-    assert (
-        "machine   beta, 192.0.2.2, from rank 1\n" in texts[0]
-    )  # an error names the address
-    # Each machine has a server of its own, with the same store; rank 0 alone writes the run.
-    servers = {path.name for path in (chapter / "output" / "s3").iterdir()}
-    assert servers == {"alpha", "beta"}
-    (run,) = (chapter / "output").glob("run_*")
+    if MAY_MAKE_NETWORKS:
+        assert "machine   beta, 192.0.2.2, from rank 1\n" in texts[0]
+        # Each machine has a server of its own, with the same store.
+        servers = {path.name for path in (chapter / "output" / "s3").iterdir()}
+        assert servers == {"alpha", "beta"}
+    (run,) = (chapter / "output").glob("run_*")  # rank 0 alone writes it
 
     command = [sys.executable, "lightning_train.py", *SETTINGS]
     command += ["--trainer.max_epochs=1"]
@@ -74,14 +87,15 @@ def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     assert losses(run) == pytest.approx(reference, rel=1e-5)
 
 
+@NEEDS_ROOT
 @NEEDS_SLURM  # which it does not use; it takes minutes, and weekly.yml has SLURM
 @pytest.mark.parametrize("fault", ["killed", "cut off"])
 def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
-    """With a line that names it. Broken by: an exception that is caught on one rank."""
+    """With a line that names it and its rank. Broken by: no Report.on_exception."""
     # Linux sends 15 times again, for about 15 minutes. Here 3 times.
     machines[0].run("sysctl", "net.ipv4.tcp_retries2=3")
     chapter = copy_of("2_cloud_data", tmp_path)
-    processes = start(machines, chapter, "--trainer.max_epochs=1000")
+    processes = start(machines, chapter, *SETTINGS, "--trainer.max_epochs=1000")
     run = chapter / "output" / "run_1"
     while len(losses(run)) < 3:
         assert processes[0].poll() is None, processes[0].communicate()[0]
@@ -92,12 +106,41 @@ def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
         machines[1].run("ip", "link", "set", "card", "down")
     text, _ = processes[0].communicate(timeout=120)
     assert processes[0].returncode == 1
-    # The error names an address, and this line the machine.
-    _, machine, error = text.partition("machine   beta, 192.0.2.2, from rank 1\n")
-    assert machine
-    assert "192.0.2.2" in error
+    assert "\nlost      rank 1 on beta, 192.0.2.2\n" in text
 
 
+@NEEDS_ROOT
+@NEEDS_SLURM  # as above
+def test_two_machines_share_a_named_run(machines, tmp_path):
+    """One machine alone may not train it; both go on with it. Broken by: no lock in resume.py."""
+    chapter = copy_of("5_whats_next", tmp_path)
+    run = chapter / "output" / "both"
+    named = ["-c", "tests/ocean.yaml", "--trainer.run_name=both"]
+    named += ["--trainer.cloud_storage_path=s3://embedded/tests"]
+    processes = start(machines, chapter, *named, "--trainer.max_epochs=100000")
+    while len(losses(run)) < 3:
+        assert processes[0].poll() is None, processes[0].communicate()[0]
+        time.sleep(0.05)
+    words = [sys.executable, "lightning_train.py", *named]
+    alone = subprocess.run(
+        machines[1].command(*words, folder=chapter), capture_output=True, text=True
+    )
+    assert alone.returncode == 1
+    assert "another process is training" in alone.stderr
+    machines[1].run("pkill", "-TERM", "-f", "lightning_train.py")
+    text, _ = processes[0].communicate()
+    (step,) = re.findall(r"stopped after step (\d+)", text)
+    assert f"last.ckpt of step {step}: uploaded" in text
+    processes[1].communicate()
+
+    more = f"--trainer.max_steps={int(step) + 20}"
+    processes = start(machines, chapter, *named, more)
+    texts = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "".join(texts)
+    assert f"training  steps {step} to" in texts[0]
+
+
+@NEEDS_ROOT
 @NEEDS_SLURM  # as above
 def test_a_store_built_by_two_machines(machines, tmp_path):
     """Worker, scheduler, client are killed; the store is that of one process, to the byte.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -9,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 
 from tests.machines import NEEDS_ROOT, NEEDS_SLURM, ROOT, Machine, copy_of, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-# There is no network for `uv sync`, and nothing to install. nproc: what SLURM binds a rank to.
-UV = """#!/bin/bash
-[[ $1 == run ]] || exit 0
+# uv itself, after a line that says what SLURM binds a rank to.
+UV = f"""#!/bin/bash
 echo "rank $SLURM_PROCID: $(nproc) cores"
-exec "${@:3}"
+exec {shutil.which("uv")} "$@"
 """
 JOB = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=2"]
 
@@ -42,8 +43,13 @@ class Cluster:
             "PATH": ":".join(paths),
             "ACCELERATOR": "cpu",
             "GOMP_SPINCOUNT": "0",
+            # A copy of a chapter has no environment of its own, and nothing is to be installed.
+            "UV_PROJECT": str(ROOT),
+            "UV_NO_SYNC": "1",
         }
         self.environment.pop("OMP_NUM_THREADS", None)
+        for line in self.machine.run("ss", "-Hltn").splitlines():
+            assert line.split()[3].startswith("127."), line
 
     def run(self, *words: str, folder: Path = ROOT) -> str:
         return self.machine.run(*words, folder=folder, env=self.environment)
@@ -121,7 +127,7 @@ SETTINGS = [
 
 @NEEDS_ROOT
 @NEEDS_SLURM
-def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
+def test_a_job_is_signalled_and_requeued(monkeypatch, cluster, tmp_path):
     """At its time limit, by hand, and not after scancel. Broken by: no scontrol requeue."""
     chapter = copy_of("5_whats_next", tmp_path)
     log = tmp_path / "log"
@@ -146,20 +152,30 @@ def test_a_job_is_signalled_and_requeued(cluster, tmp_path):
     cluster.run("scancel", job)
     wait_until(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), log)
     assert cluster.state(job) == "CANCELLED"
+    last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
     text = log.read_text()
     stops = [int(step) for step in re.findall(r"stopped after step (\d+)", text)]
     assert starts() == [0, *stops[:2]], text
     assert len(stops) == 3  # with a checkpoint after scancel as well
-    assert (run / "checkpoints" / "last.ckpt").exists()
+    assert last["global_step"] == stops[2]
     for stop in stops[:2]:
         assert f"last.ckpt of step {stop}: uploaded" in text
     assert "SLURM auto-requeueing enabled" not in text  # Lightning's own
 
-    # One process, never stopped before that step.
+    # A new job goes on with the run, and ends it.
+    settings.append(f"--trainer.max_steps={stops[2] + 20}")
+    monkeypatch.setitem(cluster.environment, "RUN_NAME", run.name)
+    end = tmp_path / "end"
+    limit["output"] = str(end)
+    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, *cloud, **limit)
+    wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), end)
+    assert cluster.state(job) == "COMPLETED", text_of(end)
+    assert f"training  steps {stops[2]} to" in text_of(end)
+
+    # One process that is never stopped.
     command = [sys.executable, "lightning_train.py", *settings]
-    command += [f"--trainer.max_steps={stops[2]}", "--trainer.run_name=reference"]
-    command += ["--trainer.cloud_storage_path=none"]
+    command += ["--trainer.run_name=reference", "--trainer.cloud_storage_path=none"]
     subprocess.run(command, cwd=chapter, check=True, capture_output=True)
     assert losses(run) == pytest.approx(losses(chapter / "output/reference"), rel=1e-4)
 

@@ -33,9 +33,8 @@ def damage(url: str) -> list[str]:
     for path, node in tqdm(nodes.items(), url, disable=None):
         is_in_group = "/" in path
         if isinstance(node, zarr.Array):
-            # Beside the fields: a projection's is not written if it is 0.
-            is_single_number = not node.ndim and not is_in_group
-            if not is_single_number:
+            # A projection's single number, beside the fields, is not written if it is 0.
+            if node.ndim or is_in_group:
                 bad += bad_chunks(store, path)
             continue
         # Consolidated metadata are written last. A group of groups has none, and no arrays either.

@@ -67,7 +67,7 @@ class CloudDataset(FieldDataset):
         patience: seconds that a read may take, with all retries.
         anonymous: read public data, without credentials.
         statistics_store: where the statistics are, if not in the store.
-        missing_chunks: what it means that the store has no such chunk: that it was lost, or land.
+        missing_chunks: whether a chunk that is not there was lost (error), or is land.
     """
 
     def __init__(

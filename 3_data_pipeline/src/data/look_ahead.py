@@ -28,15 +28,15 @@ class LookAhead(Sampler[list[int]]):
         """Yield the batches, while the dataset loads those that follow."""
         self.dataset.forget_requests()  # the last epoch may have been left early
         announced: deque[list[int]] = deque()
-        num_yielded = 0
+        ahead = 0
         for batch in self.batches:
             self.dataset.prefetch(batch)
             announced.append(batch)
             # Begin slowly: the first batch would share the network with all others. So two are
             # announced for each that is yielded, until batches_ahead are under way.
-            if len(announced) > min(num_yielded, self.dataset.batches_ahead):
+            if len(announced) > ahead:
                 yield announced.popleft()
-                num_yielded += 1
+                ahead = min(ahead + 1, self.dataset.batches_ahead)
         yield from announced
 
     def __len__(self) -> int:
