@@ -30,6 +30,7 @@ from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
+from src.preemption import PATIENCE_AT_START, watch_for_sigterm
 from src.quiet import hide_two_messages
 from src.report_callback import Report
 from src.resume import Start, find_start, hold
@@ -71,6 +72,8 @@ def main() -> int:
     """Read the settings and train. Returns the exit code."""
     configure_libraries()
     with ExitStack() as stack:
+        # While ranks wait for one another to begin, Python handles no signal.
+        stack.callback(watch_for_sigterm(PATIENCE_AT_START).set)
         start = find_start(__doc__, sys.argv[1:], CLASSES, stack)
         return train(start, stack)
 

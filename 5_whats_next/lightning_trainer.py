@@ -6,6 +6,7 @@ uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/bes
 """
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
 from src.optim import make_optimizer
+from src.resume import hold
 from src.tracking import new_run_folder
 
 # Without this file there would be no Report and no StopAndSave; -c adds to it.
@@ -63,6 +65,9 @@ class AutoencoderCLI(LightningCLI):
         elif rank_zero_only.rank == 0:
             folder = new_run_folder(CHAPTER / "output").resolve()
             config.trainer.default_root_dir = str(folder)
+        if self.subcommand == "fit" and rank_zero_only.rank == 0:
+            self.held = ExitStack()  # with this object
+            hold(folder, self.held)
 
 
 def launch_ranks(trainer: Namespace) -> None:

@@ -189,7 +189,7 @@ class GpuCheck(Commands):
     def real(self) -> str:
         """config/real.yaml on one device: DDP, compiled, bfloat16, fused; what is recompiled."""
         self.build_store()
-        settings = ["--trainer.devices=1", "--trainer.run_name=null"]
+        settings = ["--trainer.devices=1"]
         settings += ["--trainer.cloud_storage_path=none", "--trainer.wandb=disabled"]
         settings += ["--trainer.max_epochs=2", "--data.batch_size=32", self.device]
         settings += [f"--trainer.output_dir={OUTPUT / 'real'}"]

@@ -1,7 +1,8 @@
 """Datasets and loaders: real values, no leakage in time, different workers."""
 
 import json
-import multiprocessing
+import os
+import re
 import sys
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, SIGKILL, SIGTERM, getsignal
@@ -18,9 +19,9 @@ from src.data.cifar10 import CIFAR10Dataset
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
-from src.errors import UserError, one_line_errors
+from src.errors import UserError
 from src.report import samples_to_score
-from tests.runs import call
+from tests.runs import call, finish, start
 
 
 @pytest.fixture
@@ -172,13 +173,29 @@ class Unreadable(Dataset):
         return Path("nowhere").open()
 
 
-def test_an_error_of_a_worker_is_one_line():
+class Deadly(Dataset):
+    def __getitem__(self, index: int):
+        os.kill(os.getpid(), SIGKILL)
+
+
+# In a process of its own: the queues of killed workers close their pipes twice.
+PROGRAM = """import sys
+from torch.utils.data import DataLoader
+from src.errors import one_line_errors
+from tests import test_data
+with one_line_errors():
+    list(DataLoader(getattr(test_data, sys.argv[1])(), sampler=[0], num_workers=2))"""
+FAILURES = [
+    ("Unreadable", r"error: \[Errno 2\] No such file or directory: 'nowhere'\n"),
+    ("Deadly", r"error: DataLoader worker .*\n"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dataset", "line"), FAILURES)
+def test_an_error_of_a_worker_is_one_line(tmp_path, dataset, line):
     """And all workers are ended. Broken by: str(error) alone in one_line_errors; no SIG_DFL."""
-    batches = iter(DataLoader(Unreadable(), sampler=[0], num_workers=2))
-    workers = multiprocessing.active_children()
-    with pytest.raises(SystemExit) as caught, one_line_errors():
-        next(batches)
-    assert caught.value.code == "error: [Errno 2] No such file or directory: 'nowhere'"
-    for worker in workers:
-        worker.join(timeout=20)
-        assert worker.exitcode == -SIGKILL
+    process = start(tmp_path, command=["-c", PROGRAM, dataset])
+    assert re.fullmatch(line, finish(process, 1))
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

@@ -20,6 +20,7 @@ from src.cloud_run import CloudRun
 from src.data.s3_server import BUCKET
 from src.errors import UserError
 from src.preemption import StoppedBySignal
+from src.stop_and_save import StopAndSave
 from src.uploader import Uploader
 
 # Seconds for the last uploads: at the end of a training; and at an error, when the machine may be
@@ -105,7 +106,11 @@ class CloudUploadCallback(Callback):
         self.start_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Begin to upload."""
+        """Begin to upload. Raises UserError if no checkpoint is saved as often."""
+        stops = [each for each in trainer.callbacks if isinstance(each, StopAndSave)]
+        if self.every and stops and not stops[0].every:
+            text = "needs StopAndSave's checkpoint_every_n_steps"
+            raise UserError(f"upload_every_n_steps: {text}")
         # Not in on_train_start, which Lightning skips if nothing is left to train: what an outage
         # has kept out of the cloud is then uploaded by the same command.
         if self.path:

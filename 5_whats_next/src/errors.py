@@ -23,8 +23,11 @@ def one_line_errors() -> Iterator[None]:
     exit_at_signals()
     try:
         yield
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RuntimeError) as error:
         # OSError: a file that is missing, a disk that is full.
+        # RuntimeError: a loader's worker was killed, such as for the memory that it took.
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            raise
         # From a loader's worker comes a traceback; its last line is the error's.
         message = re.sub(r"(?s)^Caught .*\n[\w.]+: ", "", str(error).strip())
         one_line = " ".join(message.split())

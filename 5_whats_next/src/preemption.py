@@ -13,6 +13,8 @@ from src.signals import StopRequest
 # or a validation, has to end, its checkpoint has to be written, and uploads get what is left.
 PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
 RESERVE = 2.0  # seconds of them to end after the last upload
+# Before a training begins, nothing has to be saved. Less than SLURM's KillWait of 30 seconds.
+PATIENCE_AT_START = 10
 
 
 class StoppedBySignal(SystemExit):
@@ -31,12 +33,7 @@ class TimedStopRequest(StopRequest):
     """StopRequest that ends the process if PATIENCE seconds after SIGTERM it still runs."""
 
     def __init__(self) -> None:
-        # Python calls handlers from its main thread, which may wait for data that never arrive, or
-        # for another rank. C code writes each signal's number into this pipe at once.
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing)
-        threading.Thread(target=end_in_time, args=(reading,), daemon=True).start()
+        watch_for_sigterm(PATIENCE)
         self.deadline = 0.0
         super().__init__()
 
@@ -59,14 +56,28 @@ class TimedStopRequest(StopRequest):
         return StoppedBySignal(number, self.deadline or time.monotonic() + PATIENCE)
 
 
-def end_in_time(pipe: int) -> None:
+def watch_for_sigterm(seconds: float) -> threading.Event:
+    """End the process so long after SIGTERM, unless what this returns has been set."""
+    # Python calls handlers from its main thread, which may wait for data that never arrive, or for
+    # another rank. C code writes each signal's number into this pipe at once.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    is_over = threading.Event()
+    arguments = (reading, seconds, is_over)
+    threading.Thread(target=end_in_time, args=arguments, daemon=True).start()
+    return is_over
+
+
+def end_in_time(pipe: int, seconds: float, is_over: threading.Event) -> None:
     """Wait for SIGTERM, and then for the process to end by itself."""
     while os.read(pipe, 1)[0] != signal.SIGTERM:
         pass
-    time.sleep(PATIENCE)
+    if is_over.wait(seconds):
+        return
     with suppress(OSError):  # stdout is closed
         print(
-            "ended inside of a step or an upload; the last checkpoint counts",
+            "ended while it waited for something; the last checkpoint counts",
             flush=True,
         )
     end_now(signal.SIGTERM)

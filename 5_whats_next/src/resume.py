@@ -146,7 +146,8 @@ def check_settings(
             try:
                 parse_config("", [*given, f"--resume={copy}"], *classes)
             except UserError as error:
-                raise UserError(str(error).replace(copy, address)) from error
+                text = str(error).replace(copy, address)
+                raise UserError(f"{text}; {run} stays as it is") from error
 
 
 def find_run(

@@ -1,4 +1,4 @@
-"""Three cases of the campaign of kills, drawn anew each time; CAMPAIGN=96 tries all."""
+"""Six cases of the campaign of kills, drawn anew each time; CAMPAIGN=96 tries all."""
 
 import os
 import random
@@ -7,7 +7,7 @@ import pytest
 
 from tests.kill_campaign import CASES, campaign
 
-NUM_CASES = int(os.environ.get("CAMPAIGN", "3"))
+NUM_CASES = int(os.environ.get("CAMPAIGN", "6"))
 
 
 @pytest.mark.slow

@@ -220,6 +220,23 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 1
 
 
+def test_a_name_is_no_path(folder, tmp_path, monkeypatch):
+    """Broken by: path.removeprefix(self.path) for a name in sizes."""
+    found = {f"{folder.path}/../last-000000009-00000000.ckpt": {"size": 1}}
+    monkeypatch.setattr(folder, "request", lambda *_, **__: found)
+    assert not folder.sizes()
+
+
+def test_a_checksum_of_the_store_is_enough(folder, tmp_path, monkeypatch):
+    """Also of a file in parts. Broken by: a read-back of each upload."""
+    monkeypatch.setattr("src.cloud_folder.PART", 5 * 2**20)
+    monkeypatch.setattr(folder, "download", pytest.fail)
+    for name, size in (("small", 10), ("parts", 11 * 2**20)):
+        (tmp_path / name).write_bytes(bytes(size))
+        folder.upload(tmp_path / name, name, "")
+        assert folder.sizes()[name] == size
+
+
 def test_a_bucket_without_the_right_to_list(folder, tmp_path, monkeypatch):
     """Broken by: no list in probe; no advice in request."""
     forbidden = mock.AsyncMock(side_effect=PermissionError("Forbidden"))
@@ -314,6 +331,18 @@ def fail(monkeypatch, proxy, fault):
     monkeypatch.setattr(StopAndSave, "on_train_batch_start", begin, raising=False)
 
 
+def test_forbidden_uploads_are_said_and_not_awaited(
+    monkeypatch, proxy, tmp_path, capsys
+):
+    """Keys may expire while a run goes on. Broken by: no is_hopeless in flush (600 s)."""
+    fail(monkeypatch, proxy, Fault("403", math.inf, "PUT"))
+    with pytest.raises(UserError, match=r"^not in the cloud: "):
+        training(monkeypatch, tmp_path)
+    console = capsys.readouterr().out
+    assert "uploads fail: " in console
+    assert "last uploads, 600 s at most" in console
+
+
 def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, capsys):
     """An exit code says so, and the same command mends it. Uploads alone save inside an epoch, too.
 
@@ -362,6 +391,7 @@ def test_the_newest_checkpoint_wins(tmp_path):
     may_end.set()
     uploader.flush(seconds=1e6)
     uploader.close()
+    assert not uploader.is_alive()
     assert uploaded == [(1, 1), (3, 3)]
     assert not list((tmp_path / ".uploads").iterdir())
 

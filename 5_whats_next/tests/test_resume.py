@@ -10,9 +10,15 @@ import lightning_train
 import numpy as np
 import pytest
 import torch
+from jsonargparse.typing import PositiveInt
 
 from src import callbacks, preemption, resume
-from src.checkpoint_files import newest_intact, read_step, save_durably
+from src.checkpoint_files import (
+    DurableCheckpointIO,
+    newest_intact,
+    read_step,
+    save_durably,
+)
 from src.cloud_run import CloudRun
 from src.data import checked_store
 from src.errors import UserError, one_line_errors
@@ -166,10 +172,10 @@ def test_settings_are_compared_before_a_download(monkeypatch, tmp_path):
     here = tmp_path / tmp_path.name
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     address = f"{RUNS}/{tmp_path.name}"
-    with pytest.raises(UserError, match=f"model differs from that of {address}$"):
+    with pytest.raises(UserError, match=f"model differs from that of {address}; "):
         training(monkeypatch, tmp_path, model=small)
     words = [f"--resume={address}", f"--trainer.output_dir={tmp_path}"]
-    with pytest.raises(UserError, match=f"model differs from that of {address}$"):
+    with pytest.raises(UserError, match=f"model differs from that of {address}; "):
         call(monkeypatch, *words, script=lightning_train)
     after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     assert before == after
@@ -177,14 +183,18 @@ def test_settings_are_compared_before_a_download(monkeypatch, tmp_path):
     words = ["cloud_storage_path=none", "max_steps=7"]
     with pytest.raises(SystemExit, match="0"):
         training(monkeypatch, tmp_path, *words, model=small)
-    with pytest.raises(UserError, match=f"model differs from that of {address}$"):
+    with pytest.raises(UserError, match=f"model differs from that of {address}; "):
         training(monkeypatch, tmp_path, model=small)
     assert newest_intact(here / "checkpoints")[1] == 7
     assert newest_intact(folder / "checkpoints")[1] == 6
 
 
 # What a reader's own module may save, and what names it.
-HYPERPARAMETERS = {"folder": Path("x"), "scale": np.float64(2)}
+HYPERPARAMETERS = {
+    "folder": Path("x"),
+    "scale": np.float64(2),
+    "width": PositiveInt(2),
+}
 
 
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
@@ -245,6 +255,11 @@ def test_no_code_of_a_checkpoint_runs(monkeypatch, tmp_path):
             local(monkeypatch, tmp_path, *words)
     with refused:
         read_step(path)
+    with refused:
+        DurableCheckpointIO().load_checkpoint(path)
+    CloudRun(f"{RUNS}/{tmp_path.name}", path.parents[1]).upload(path, "last.ckpt", 1)
+    with refused:
+        resume.find_run(tmp_path / "elsewhere" / tmp_path.name, "must", RUNS)
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
     assert not (tmp_path / "ran").exists()
 
