@@ -19,7 +19,7 @@ def bars(turns: pd.DataFrame, names: list[str]) -> Figure:
     """Medians of each configuration, and a point for each of its turns."""
     columns = {
         "samples_per_second": "1/s",
-        "busy": "",
+        "busy": "share of the time",
         "memory": "MB",
         "first_batch": "s",
     }

@@ -127,10 +127,10 @@ class Report(Callback):
     def on_exception(
         self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Name the ranks that are lost: the error of a connection has their address alone."""
+        """Name the ranks that may be lost: the error of a connection has an address alone."""
         for rank, machine in enumerate(self.machines):
             address = machine.rpartition(", ")[2]
-            if f"[{address}]" in str(exception):
+            if f"[{address}]" in str(exception) and rank != trainer.global_rank:
                 print(f"lost      rank {rank} on {machine}", flush=True)
 
     @rank_zero_only

@@ -39,7 +39,11 @@ def test_a_signal_ends_a_run_in_any_phase(monkeypatch, tmp_path, phase, number):
     assert steps == STEPS[phase]
 
 
-EVENTS = [("sanity validation", 1, signal.SIGTERM), ("picture", 0, 0)]
+EVENTS = [
+    ("opening data", 1, signal.SIGTERM),
+    ("sanity validation", 1, signal.SIGTERM),
+    ("picture", 0, 0),
+]
 
 
 @pytest.mark.slow

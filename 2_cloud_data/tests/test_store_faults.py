@@ -326,6 +326,7 @@ def test_statistics_elsewhere_are_read_with_keys(monkeypatch, tmp_path):
     build_cube(str(whole))
     to = f"{whole}-statistics"
     add_statistics(str(whole), PERIODS["train_period"], to=to)
+    assert not damage(to)
     opened = []
 
     def noted(url, patience, anonymous):

@@ -71,6 +71,11 @@ def test_any_layout_is_read_as_xarray_reads_it(tmp_path, zarr_format):
     training = [field[:21].astype(float) for field in fields]
     np.testing.assert_allclose(dataset.mean, [*map(np.nanmean, training)], rtol=1e-6)
     assert dataset.coordinates(0)[1][0] == 90  # from north to south, as in the store
+    # The hours are all of one January.
+    _, rows, columns = dataset.grid.slices(0)
+    mean = np.nanmean(training[-1][:, rows, columns], axis=0)
+    climatology = dataset.climatology(0)[-1] * dataset.std[-1] + dataset.mean[-1]
+    np.testing.assert_allclose(climatology[0], mean, rtol=1e-5)
     assert dataset.grid.has_degrees  # without a unit, its name says so
 
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from unittest import mock
 from unittest.mock import patch
 
 import build_store
@@ -232,11 +233,16 @@ def test_a_stream_reads_each_chunk_once(proxy):
         for rank in (0, 1)
     ]
     assert not months[0] & months[1]
+    ranks = {"is_initialized": lambda: True, "get_world_size": lambda: 2}
+    with mock.patch.multiple("torch.distributed", **ranks):
+        half = ChunkStream("train", packed=True, **settings)
+    assert half.cache_mb == pytest.approx(dataset.cache_mb / 2)
 
 
 MEMORY = """
 import re, sys
 from pathlib import Path
+from unittest import mock
 from src.data.fast_dataset import FastDataset
 from src.data.loaders import Loaders
 from src.loader_report import memory_needed

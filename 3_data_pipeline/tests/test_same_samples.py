@@ -1,10 +1,13 @@
 """The fast reader's samples, their order and the trainings on them are chapter 2's, to the bit."""
 
+import json
 import os
 
+import lightning as L
 import numpy as np
 import pytest
 import s3fs
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.testing import assert_close
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
@@ -15,9 +18,10 @@ from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
 from src.data.look_ahead import LookAhead
 from src.data.s3_server import CREDENTIALS, connect
-from src.data.tensorstore_arrays import is_plain
+from src.data.tensorstore_arrays import is_plain, kvstore
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.distributed import check_samples
+from src.errors import UserError
 from src.loader_report import (
     LoaderReport,
     limiting_stage,
@@ -128,6 +132,20 @@ def test_a_training_is_that_of_the_data_in_memory(monkeypatch, tmp_path, capsys)
     assert output.count("what limits is") == 2  # two runs of an epoch
 
 
+def test_other_loaders_and_modules_have_the_line(tmp_path, capsys):
+    """Lightning's own. Broken by: an attribute of our datasets, or of our module."""
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        callbacks=[LoaderReport()],
+    )
+    trainer.fit(BoringModel())
+    assert "what limits is" in capsys.readouterr().out
+
+
 def test_waiting_leaves_validation_out(monkeypatch):
     """Also inside an epoch. Broken by: no on_validation_end."""
     clock = iter([0, 1, 2, 50, 51, 53])  # in the order of the calls below
@@ -168,6 +186,19 @@ def test_any_layout_is_read_as_the_slow_reader_reads_it(tmp_path, zarr_format, p
     for (x, _), (y, _) in pairs:
         np.testing.assert_array_equal(x, y)
 
+    # A lost chunk, and a codec that TensorStore does not have.
+    array = tmp_path / "store.zarr" / "salinity"
+    chunk = "0.0.0" if zarr_format == 2 else "c/0/0/0"
+    (array / chunk).unlink()
+    with pytest.raises(UserError, match=f"salinity/{chunk}"):
+        fast[0]
+    if zarr_format == 2:
+        about = json.loads((array / ".zarray").read_text())
+        about["filters"] = [{"id": "delta", "dtype": "<i2"}]
+        (array / ".zarray").write_text(json.dumps(about))
+        with pytest.raises(UserError, match="CloudDataset may be able to read it"):
+            FastDataset("train", **settings)[0]
+
 
 def test_a_list_of_missing_values_is_a_packing():
     """As some programs write it. Broken by: math.isnan of the attribute."""
@@ -192,3 +223,6 @@ def test_keys_come_from_where_boto_looks(monkeypatch):
     settings = SETTINGS | {"url": url}
     slow, fast = CloudDataset("train", **settings), FastDataset("train", **settings)
     assert_close(slow[3][0], fast[3][0], **SAME)
+    place = kvstore(url, anonymous=True)
+    assert place["aws_region"] == "eu-north-1"
+    assert place["aws_credentials"] == {"type": "anonymous"}

@@ -81,8 +81,26 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
         draw_maps(axes[:, number], fields, dataset, samples)
         axes[0, number].set(title=f"{name} ({dataset.units[number]}): truth")
     figure.suptitle(f"{dates[middle]!s:.10}; grey: no value (land or a gap)")
+    if hasattr(dataset, "grid"):  # images have no place
+        draw_place(figure, dataset, samples)
     figure.savefig(folder / "reconstructions.png", dpi=110)
     return folder / "reconstructions.png"
+
+
+def draw_place(figure: Figure, dataset: FieldDataset, samples: list[int]) -> None:
+    """Where on the globe the maps lie: they do not keep its proportions."""
+    globe = figure.add_axes((0.03, 0.92, 0.08, 0.075))
+    globe.set(
+        xlim=(0, 360),
+        ylim=(-90, 90),
+        xticks=[],
+        yticks=[],
+        aspect="equal",
+    )
+    for sample in samples:
+        _, lat, lon = dataset.coordinates(sample)
+        globe.fill_between(lon, min(lat), max(lat), color="C0", linewidth=0)
+    globe.text(370, 0, "on the globe", verticalalignment="center")
 
 
 def draw_maps(

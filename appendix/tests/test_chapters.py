@@ -36,6 +36,17 @@ def test_the_landing_page_has_these_sizes():
     reached = chapters.imported(CHAPTERS[-1], "lightning_train.py")
     lines = sum(len(code_lines(path)) for path in reached)
     assert f"**You can read this: {lines} lines**" in text, lines
+    # What the printed command shows.
+    added = 0
+    for path in chapters.tracked("1_multi_gpu"):
+        name = path.relative_to(ROOT / "1_multi_gpu")
+        if name.parts[0] not in ("tests", "results") and name.suffix != ".md":
+            before = ROOT / "0_setup" / name
+            words = [str(before if before.exists() else "/dev/null"), str(path)]
+            command = ["git", "diff", "--no-index", "--numstat", *words]
+            counts = subprocess.run(command, capture_output=True, text=True).stdout
+            added += int((counts or "0").split()[0])
+    assert f"what is new (here {added} lines, with comments)" in text, added
 
 
 def test_a_change_is_carried_and_overwrites_nothing(monkeypatch, tmp_path):

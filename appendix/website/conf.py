@@ -38,6 +38,7 @@ for before, chapter in itertools.pairwise(chapters):
         "--",
         ".",
         ":!tests",
+        ":!results",
         ":!*.md",
     ]
     changes = subprocess.check_output(command, cwd=ROOT, text=True)

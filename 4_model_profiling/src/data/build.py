@@ -224,7 +224,7 @@ def add_statistics(
     place = statistics_url(to or url, train_period)
     # Groups, through which check finds the statistics. They also show, before hours of computing,
     # whether we may write here.
-    for group in (place.rpartition("/")[0], place):
+    for group in filter(None, (to, place.rpartition("/")[0], place)):
         zarr.open_group(open_store(group, patience, read_only=False), mode="a")
     about: dict[str, Any] = {"grid": grid_of(fields)}
     if to:
