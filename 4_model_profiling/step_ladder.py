@@ -109,8 +109,9 @@ def measure(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]
     """Train some steps with the settings of a rung."""
     losses = Losses()
     num_steps = WARMUP + options.steps
-    # As many epochs as the steps need: each has a step at least.
-    words = [*overrides, f"--trainer.max_epochs={num_steps}"]
+    # As many epochs as the steps need: each has a step at least. Their warmup would be long.
+    words = ["--optimizer.warmup_fraction=0", *overrides]
+    words.append(f"--trainer.max_epochs={num_steps}")
     training = Training(options, words, [losses], max_steps=num_steps)
     if training.trainer.world_size > 1:  # another rank would begin the whole ladder
         raise UserError(

@@ -8,6 +8,7 @@ uv run python lightning_train.py --resume s3://embedded/checkpoints/mine    from
 """
 
 import inspect
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
-from src.preemption import PATIENCE_AT_START, watch_for_sigterm
+from src.preemption import end_program_in_time
 from src.quiet import hide_two_messages
 from src.report_callback import Report
 from src.resume import Start, find_start, hold
@@ -72,8 +73,6 @@ def main() -> int:
     """Read the settings and train. Returns the exit code."""
     configure_libraries()
     with ExitStack() as stack:
-        # While ranks wait for one another to begin, Python handles no signal.
-        stack.callback(watch_for_sigterm(PATIENCE_AT_START).set)
         start = find_start(__doc__, sys.argv[1:], CLASSES, stack)
         return train(start, stack)
 
@@ -93,6 +92,8 @@ def train(start: Start, stack: ExitStack) -> int:
         return launch(settings.devices)
 
     # From here on every rank runs every line. Rank 0 alone makes a folder, and writes.
+    end_program_in_time()
+    stack.callback(signal.set_wakeup_fd, -1)
     if start.folder:
         folder = start.folder
     elif rank_zero_only.rank == 0:
@@ -102,11 +103,9 @@ def train(start: Start, stack: ExitStack) -> int:
         folder = Path()  # the other ranks write nothing
     if rank_zero_only.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-    # What is uploaded has to be saved before.
-    save_every = settings.checkpoint_every_n_steps or settings.upload_every_n_steps
     callbacks = [
         Report(settings.wandb, settings.picture_every_n_epochs, start.resolved),
-        StopAndSave(settings.max_steps, save_every),
+        StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
         CloudUploadCallback(
             settings.cloud_storage_path,
             upload_every_n_steps=settings.upload_every_n_steps,

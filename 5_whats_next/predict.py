@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from src.checkpoint_files import DurableCheckpointIO
 from src.config import HelpFormatter, choose_device, parse_config
+from src.data.statistics import check_dates
 from src.data.store import AXES, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError, one_line_errors
@@ -209,6 +210,7 @@ def main(
     dataset, model, settings = open_run(folder, checkpoint)
     fields = fields_of(dataset, settings, url) if url else dataset.lazy_fields
     steps = find_period(fields.indexes["time"], period or settings["val_period"])
+    check_dates(fields.indexes["time"], steps)
     fields = fields.isel(time=steps).transpose(*AXES)
     dates = fields.indexes["time"]
     day = find_period(dates, (date, date)).start if date else 0

@@ -42,7 +42,7 @@ CHAPTERS = list(LIMITS)
 WHOLE = {
     "tokens of the last chapter": 41_200,
     "its files": 58,
-    "tokens that its training imports": 32_900,
+    "tokens that its training imports": 33_000,
     "files that its training imports": 46,
     "tokens of tools": 10_400,
     "tokens of the tools' tests": 6_450,

@@ -26,7 +26,8 @@ def one_line_errors() -> Iterator[None]:
     except (UserError, OSError, RuntimeError) as error:
         # OSError: a file that is missing, a disk that is full.
         # RuntimeError: a loader's worker was killed, such as for the memory that it took.
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+        is_worker = str(error).startswith("DataLoader worker (pid")
+        if isinstance(error, RuntimeError) and not is_worker:
             raise
         # From a loader's worker comes a traceback; its last line is the error's.
         message = re.sub(r"(?s)^Caught .*\n[\w.]+: ", "", str(error).strip())

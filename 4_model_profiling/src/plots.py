@@ -99,7 +99,8 @@ def draw_place(figure: Figure, dataset: FieldDataset, samples: list[int]) -> Non
     )
     for sample in samples:
         _, lat, lon = dataset.coordinates(sample)
-        globe.fill_between(lon, min(lat), max(lat), color="C0", linewidth=0)
+        for turn in (-360, 0, 360):  # longitudes may begin anywhere
+            globe.fill_between(lon + turn, min(lat), max(lat), color="C0", linewidth=0)
     globe.text(370, 0, "on the globe", verticalalignment="center")
 
 

@@ -106,11 +106,11 @@ class CloudUploadCallback(Callback):
         self.start_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Begin to upload. Raises UserError if no checkpoint is saved as often."""
-        stops = [each for each in trainer.callbacks if isinstance(each, StopAndSave)]
-        if self.every and stops and not stops[0].every:
-            text = "needs StopAndSave's checkpoint_every_n_steps"
-            raise UserError(f"upload_every_n_steps: {text}")
+        """Begin to upload."""
+        for callback in trainer.callbacks:
+            if self.path and isinstance(callback, StopAndSave):
+                # What is uploaded has to be saved before.
+                callback.every = callback.every or self.every
         # Not in on_train_start, which Lightning skips if nothing is left to train: what an outage
         # has kept out of the cloud is then uploaded by the same command.
         if self.path:

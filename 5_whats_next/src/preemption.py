@@ -7,14 +7,14 @@ import threading
 import time
 from contextlib import suppress
 
-from src.signals import StopRequest
+from src.signals import StopRequest, end_program
 
 # Many machines kill 30 seconds after SIGTERM; a cluster's job may have more. In this time the step,
 # or a validation, has to end, its checkpoint has to be written, and uploads get what is left.
 PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
 RESERVE = 2.0  # seconds of them to end after the last upload
 # Before a training begins, nothing has to be saved. Less than SLURM's KillWait of 30 seconds.
-PATIENCE_AT_START = 10
+PATIENCE_AT_START = min(10, PATIENCE)
 
 
 class StoppedBySignal(SystemExit):
@@ -54,6 +54,17 @@ class TimedStopRequest(StopRequest):
     def ending(self, number: int) -> StoppedBySignal:
         """How a training ends for a signal that this rank, or another one, has got."""
         return StoppedBySignal(number, self.deadline or time.monotonic() + PATIENCE)
+
+
+def end_program_in_time() -> None:
+    """Let SIGTERM end the program also where Python handles none: ranks wait for one another."""
+    is_handled = watch_for_sigterm(PATIENCE_AT_START)
+
+    def end(number: int, frame: object) -> None:
+        is_handled.set()
+        end_program(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def watch_for_sigterm(seconds: float) -> threading.Event:

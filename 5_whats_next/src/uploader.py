@@ -59,9 +59,8 @@ class Uploader(threading.Thread):
                 self.changed.wait_for(lambda: self.waiting or self.is_closed)
                 if self.is_closed:
                     return
-                # The oldest, and best before last, also after an error: a last.ckpt remembers the
-                # best score, and must not be in the cloud beside an older best.ckpt.
-                name = min(self.waiting, key=lambda name: (self.waiting[name][1], name))
+                # The oldest: otherwise a frequent last.ckpt would keep best.ckpt waiting.
+                name = next(iter(self.waiting))
                 snapshot, step = self.waiting.pop(name)
                 self.is_busy = True
             error = self.attempt(snapshot, name, step)

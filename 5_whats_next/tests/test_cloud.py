@@ -396,27 +396,6 @@ def test_the_newest_checkpoint_wins(tmp_path):
     assert not list((tmp_path / ".uploads").iterdir())
 
 
-def test_best_is_uploaded_before_last(monkeypatch, tmp_path):
-    """Also after an error. Broken by: the one that has waited longest."""
-    monkeypatch.setattr("src.uploader.PAUSE", 0.01)
-    uploaded = []
-
-    def upload(snapshot, name, step):
-        if not uploaded:
-            uploaded.append("no answer")
-            raise UserError("no answer")
-        uploaded.append(name)
-
-    uploader = Uploader(mock.Mock(upload=upload))
-    for name in ("last.ckpt", "best.ckpt"):
-        save_durably({"global_step": 1}, tmp_path / name)
-        uploader.enqueue(tmp_path / name)
-    uploader.start()
-    uploader.flush(seconds=1e6)
-    uploader.close()
-    assert uploaded == ["no answer", "best.ckpt", "last.ckpt"]
-
-
 def test_the_disk_is_taken_if_the_cloud_is_silent(
     proxy, monkeypatch, tmp_path, whole, capsys
 ):

@@ -121,6 +121,11 @@ def test_another_store_has_the_trainings_mean(run, tmp_path):
         outputs.append(xr.load_dataset(tmp_path / f"{name}.nc"))
     xr.testing.assert_equal(*outputs)
 
+    gap = f"{tmp_path}/gap.zarr"
+    later.isel(time=[0, 1, 2, 3, 5, 6, 7, 8, 9]).to_zarr(gap)
+    with pytest.raises(UserError, match="2000-02-03"):
+        predict.main(str(run), to=f"{tmp_path}/gap.nc", url=gap)
+
     dataset, _, settings = predict.open_run(run, "best")
     dataset.lazy_fields = dataset.lazy_fields.isel(lat=slice(8, 16))
     with pytest.raises(UserError, match="another lat"):

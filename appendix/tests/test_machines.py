@@ -66,6 +66,7 @@ def start(machines: list, chapter: Path, *settings: str) -> list[subprocess.Pope
     return processes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_two_machines_in_one_folder_give_the_curve_of_one(machines, tmp_path):
     """Broken by: a server's folder without the machine's name; no GLOO_SOCKET_IFNAME."""
     chapter = copy_of("2_cloud_data", tmp_path)

@@ -169,7 +169,8 @@ def test_a_job_is_signalled_and_requeued(monkeypatch, cluster, tmp_path):
     end = tmp_path / "end"
     limit["output"] = str(end)
     job = cluster.submit(chapter, "train_requeue.sbatch", *settings, *cloud, **limit)
-    wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), end)
+    states = ("PENDING", "RUNNING", "COMPLETING")
+    wait_until(lambda: cluster.state(job) not in states, end)
     assert cluster.state(job) == "COMPLETED", text_of(end)
     assert f"training  steps {stops[2]} to" in text_of(end)
 

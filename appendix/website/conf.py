@@ -40,6 +40,7 @@ for before, chapter in itertools.pairwise(chapters):
         ":!tests",
         ":!results",
         ":!*.md",
+        ":!*.ipynb",
     ]
     changes = subprocess.check_output(command, cwd=ROOT, text=True)
     text = f"# {chapter}: what is new\n\nThe files are in reading order.\n"
