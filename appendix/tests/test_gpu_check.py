@@ -45,6 +45,6 @@ def test_each_part_runs_on_a_processor(monkeypatch, tmp_path, parts):
 @pytest.mark.slow
 def test_a_read_in_the_trace_is_found(monkeypatch, tmp_path):
     """A matrix product in its place. Broken by: other steps than those of the profiler."""
-    monkeypatch.setattr(gpu_check, "READS", ("aten::addmm",))
+    monkeypatch.setattr(gpu_check, "READS", "aten::addmm")
     found = results(monkeypatch, tmp_path, ["reads"])
     assert "FAILED: RuntimeError" in found["reads"]
