@@ -2,6 +2,7 @@
 
 uv run python ceiling.py                    the ladder's windows, 30 ms away from the store
 uv run python ceiling.py --delay 0 --packed true --step_time 0.02
+uv run python ceiling.py --stream true    in the order of ChunkStream, with its cache
 uv run python ceiling.py --file mine_ladder.yaml --delay 0    a copy of ladder.yaml with your url
 """
 
@@ -24,12 +25,13 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from src.config import HelpFormatter
+from src.data.chunk_stream import ChunkStream
 from src.data.fast_dataset import FastDataset
 from src.data.look_ahead import LookAhead
 from src.data.store import open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.errors import UserError, one_line_errors
-from src.reproducibility import ResumableBatches
+from src.reproducibility import ResumableBatches, epoch_order
 
 TEXTS = {
     "model": "that it needs",
@@ -63,22 +65,52 @@ def stored_array(url: str, anonymous: bool, name: str) -> zarr.Array:
     return zarr.open_array(open_store(url, anonymous=anonymous), path=name, mode="r")
 
 
-def get_raw(store: ts.KvStore, needed: list[set[str]], dataset: FastDataset) -> None:
-    """Get the objects of each batch, with as many batches under way as in the loader."""
-    in_flight: dict[str, ts.Future] = {}
-    queue: deque[list[ts.Future]] = deque()
-    # In the last rounds nothing is asked for: they collect the batches under way.
-    no_objects: set[str] = set()
-    for names in needed + [no_objects] * dataset.batches_ahead:
-        # As in the loader, an object that is on its way is not asked for again.
-        in_flight = {n: f for n, f in in_flight.items() if not f.done()}
-        for name in names - in_flight.keys():
-            in_flight[name] = store.read(name)
-        queue.append([in_flight[name] for name in names])
-        if len(queue) > dataset.batches_ahead:
-            for future in queue.popleft():
+class RawRequests:
+    """A dataset's place in LookAhead: gets the objects of the same batches, and decodes nothing.
+
+    Args:
+        dataset: whose batches they are.
+        store: where the objects are.
+        batches: all of them.
+    """
+
+    def __init__(
+        self, dataset: FastDataset, store: ts.KvStore, batches: list[list[int]]
+    ) -> None:
+        self.dataset = dataset
+        self.batches_ahead = dataset.batches_ahead
+        self.store = store
+        self.batches = batches
+        # Before the clock runs: to compute them takes longer than to ask.
+        self.names = {tuple(batch): object_names(dataset, batch) for batch in batches}
+        # By name, of all batches under way; and those of each of them.
+        self.objects: dict[str, ts.Future] = {}
+        self.requests: dict[tuple[int, ...], list[ts.Future]] = {}
+
+    def forget_requests(self) -> None:
+        """Begin again, with nothing in the cache."""
+        self.objects.clear()
+        self.requests.clear()
+
+    def prefetch(self, batch: list[int]) -> None:
+        """Ask for the objects of a batch, and do not wait."""
+        # A stream's cache has what was read. Otherwise, as in the loader, only an object that is
+        # on its way is not asked for again.
+        if not isinstance(self.dataset, ChunkStream):
+            self.objects = {n: f for n, f in self.objects.items() if not f.done()}
+        names = self.names[tuple(batch)]
+        for name in names - self.objects.keys():
+            self.objects[name] = self.store.read(name)
+        self.requests[tuple(batch)] = [self.objects[name] for name in names]
+
+    def get_all(self) -> None:
+        """Wait for each batch, while those that follow are on their way."""
+        for batch in LookAhead(self.batches, self):
+            for future in self.requests.pop(tuple(batch)):
                 is_there = future.result().state == "value"
-                assert is_there or dataset.missing_chunks == "land", "an object is lost"
+                assert is_there or self.dataset.missing_chunks == "land", (
+                    "an object is lost"
+                )
 
 
 def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
@@ -94,6 +126,7 @@ def main(
     delay: NonNegativeFloat = 0.03,
     step_time: PositiveFloat = 0.1,
     packed: bool = False,
+    stream: bool = False,
     num_batches: PositiveInt = 100,
 ) -> None:
     """Measure in turns, print samples per second, and name the bottleneck.
@@ -103,6 +136,7 @@ def main(
         delay: seconds before each request.
         step_time: seconds of your model's training step, for a batch of this size.
         packed: read the copy with all variables in each chunk.
+        stream: in ChunkStream's order, in which each chunk is read once.
         num_batches: how many each of three rounds reads, two times: 600 by default. Memory holds
             those that are under way.
 
@@ -115,30 +149,36 @@ def main(
     settings = defaults["dataset_args"]
     if packed:  # the file may say it, too
         settings |= {"packed": True}
-    dataset = FastDataset("train", **settings)
+    kind = ChunkStream if stream else FastDataset
+    dataset = kind("train", **settings)
     if dataset.has_shards:
         raise UserError(
             "a loader reads chunks of a shard, and raw requests whole shards"
         )
     if len(dataset) < batch_size:
         raise UserError(f"{file}: fewer windows than a batch of {batch_size}")
-    all_batches = ResumableBatches(len(dataset), batch_size, seed=0, step=lambda: 0)
+    order = getattr(dataset, "epoch_order", epoch_order)
+    all_batches = ResumableBatches(
+        len(dataset), batch_size, seed=0, step=lambda: 0, order=order
+    )
     batches = list(itertools.islice(all_batches, num_batches))
     num_samples = batch_size * len(batches)
-    needed = [object_names(dataset, batch) for batch in batches]
     loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
 
     with slow_network(delay):
         place = kvstore(f"{dataset.url}/", dataset.anonymous)
         context = shared_context(dataset.concurrency, dataset.cache_mb)
         store = ts.KvStore.open(place, context=context).result()
-        dataset[0]  # opened before the clock starts, as the raw store is
         stages = {
-            "store": lambda: get_raw(store, needed, dataset),
+            "store": RawRequests(dataset, store, batches).get_all,
             "loader": lambda: deque(loader, maxlen=0),  # takes all batches, keeps none
         }
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in stages}
         for _ in tqdm(range(3), unit="round", disable=None):
+            # Nothing of the last round is in the cache, and the arrays are open, as the raw store.
+            shared_context.cache_clear()
+            dataset.opened = None
+            dataset[0]
             for name, action in stages.items():
                 rounds[name].append(seconds_of(action))
 

@@ -165,3 +165,10 @@ def test_region_path_style_and_no_checksums(cloud, monkeypatch):
         words = " ".join([*headers, *headers.values()]).lower()
         assert "checksum" not in words
         assert "aws-chunked" not in words
+
+
+def test_a_store_and_its_statistics_share_a_session(cloud, monkeypatch):
+    """Broken by: settings that botocore changes in place, such as {"max_attempts": 0}."""
+    become(monkeypatch, cloud.url, "admin")  # forgets all sessions
+    read(URL)
+    assert len(S3FileSystem._cache) == 1

@@ -103,9 +103,8 @@ def memory_needed(loader: Any, batch_size: int) -> float:
     Validation at the end of an epoch takes batches of twice the size; one of training stays.
     """
     dataset = loader.dataset
-    # Unpacked values get a place of their own, and one of the variables is there in float64, too.
-    unpacking = 0 if all(map(is_plain, dataset.encodings)) else 3
-    in_reader = 2 + unpacking  # one is complete, one is stacked
+    # In batches of float32: one is complete, one is stacked, and unpacking takes a third.
+    in_reader = 2 if all(map(is_plain, dataset.encodings)) else 3
     workers = loader.num_workers
     if workers:
         # Each also has those that it has loaded. One more is in the model.
@@ -113,14 +112,14 @@ def memory_needed(loader: Any, batch_size: int) -> float:
         validation = training
     else:
         validation = in_reader + 1
-        training = dataset.batches_ahead + validation
+        # Those under way are as they are stored.
+        training = dataset.batches_ahead * dataset.dtype.itemsize / 4 + validation
     batches = max(training, 2 * validation + 1)
     readers = max(1, workers)
     # The workers of both loaders stay, with their caches.
     caches = 2 * workers or 1
     num_values = batch_size * len(dataset.variables) * math.prod(dataset.grid.window)
-    # In the end, all numbers are float32.
-    batch_bytes = num_values * max(4, dataset.dtype.itemsize)
+    batch_bytes = num_values * 4
     num_chunks = len(dataset.levels_in_chunk) * math.prod(dataset.num_chunks)
     chunk_bytes = max(dataset.levels_in_chunk.values()) * dataset.level_bytes
     chunks = readers * min(dataset.concurrency, num_chunks)

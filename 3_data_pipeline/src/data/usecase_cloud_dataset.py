@@ -89,7 +89,7 @@ class CloudDataset(FieldDataset):
         missing_chunks: MissingChunks = "error",
     ) -> None:
         if url == OCEAN:
-            build_ocean(url, train_period)
+            build_ocean(url, train_period, patience)
         self.url, self.patience, self.anonymous = url, patience, anonymous
         self.statistics_url = statistics_url(statistics_store or url, train_period)
         # Statistics elsewhere may need keys.

@@ -29,7 +29,9 @@ BOTO_SETTINGS = {
     # s3fs does the retries: botocore's own ones in them would multiply.
     "connect_timeout": 2,
     "read_timeout": SILENT_SECONDS,
-    "retries": {"max_attempts": 0},
+    # In the form that botocore makes of it, in place: a changed setting would be a new one for
+    # fsspec, which then opens a second session, for 0.1 s.
+    "retries": {"total_max_attempts": 1, "mode": "legacy"},
     # At the same time; more requests wait. The default is ten.
     "max_pool_connections": 256,
     # Google's S3 interface, and older versions of MinIO and Ceph, refuse uploads with the checksums

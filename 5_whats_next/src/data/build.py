@@ -28,13 +28,7 @@ from src.data.statistics import (
     open_statistics,
     statistics_url,
 )
-from src.data.store import (
-    AXES,
-    MissingChunks,
-    open_fields,
-    open_store,
-    select,
-)
+from src.data.store import AXES, MissingChunks, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError
 
@@ -48,6 +42,7 @@ def build(
     train_period: Period,
     command: dict[str, Any] | None = None,
     shard: Window | None = None,
+    patience: PositiveFloat = 60,
 ) -> None:
     """Write variables over (time, lat, lon) and their statistics, or what an earlier try left.
 
@@ -61,6 +56,7 @@ def build(
         command: the subcommand of build_store.py and its arguments, for a repair.
         shard: time steps, latitudes and longitudes of an object with several chunks, rounded up to
             whole ones. None writes an object for each chunk.
+        patience: seconds that a read may take, with all retries.
 
     Raises:
         UserError: something else is at this place, an axis has no coordinates, or dates are
@@ -85,7 +81,7 @@ def build(
         made_of += f" in objects of {sizes}"
     attributes = {"made_of": made_of, "regions_left": len(starts), "command": command}
     fields = fields.chunk(sizes).assign_attrs(attributes)
-    store = open_store(url, read_only=False)
+    store = open_store(url, patience, read_only=False)
     group = open_or_begin(store, fields)
     progress: Any = group.attrs
     # A stopped build goes on at the first region that is missing, a repair at the first damaged.
@@ -109,7 +105,7 @@ def build(
         )
         group.attrs["regions_left"] = len(starts) - number - 1
     group.attrs.pop("first_damaged_region", None)
-    add_statistics(url, train_period)
+    add_statistics(url, train_period, patience=patience)
 
 
 def check_axes(fields: xr.Dataset, train_period: Period) -> None:
@@ -244,7 +240,8 @@ def add_statistics(
         with TqdmCallback(desc=f"statistics of {array}", unit="task", disable=None):
             (computed,) = dask.compute(lazy)
         for place_of_field, statistics in computed.items():
-            write_statistics(place_of_field, statistics.assign_attrs(about))
+            statistics_store = open_store(place_of_field, patience, read_only=False)
+            write_statistics(statistics_store, statistics.assign_attrs(about))
 
 
 def has_statistics(store: CheckedStore, fields: xr.Dataset, url: str) -> bool:
@@ -257,13 +254,15 @@ def has_statistics(store: CheckedStore, fields: xr.Dataset, url: str) -> bool:
     return True
 
 
-def write_statistics(place: str, statistics: xr.Dataset) -> None:
+def write_statistics(store: CheckedStore, statistics: xr.Dataset) -> None:
     """Write those of one variable. Raises UserError if it is constant or has no value."""
     std = float(statistics["std"])
     if not (math.isfinite(std) and std > 0):
-        raise UserError(f"{place}: standard deviation {std}: there is nothing to learn")
+        raise UserError(
+            f"{store.url}: standard deviation {std}: there is nothing to learn"
+        )
     statistics.to_zarr(
-        open_store(place, read_only=False),
+        store,
         mode="w",
         zarr_format=3,
         write_empty_chunks=True,
@@ -272,16 +271,20 @@ def write_statistics(place: str, statistics: xr.Dataset) -> None:
 
 
 def build_ocean(
-    url: str = OCEAN, train_period: Period = ("2006-04", "2008-09")
+    url: str = OCEAN,
+    train_period: Period = ("2006-04", "2008-09"),
+    patience: PositiveFloat = 60,
 ) -> None:
     """Chapter 0's real ocean, unless it is there.
 
     Args:
         url: where to; s3://embedded/NAME, s3://BUCKET/NAME, gs://BUCKET/NAME or a folder.
         train_period: first and last date of the training, both inclusive.
+        patience: seconds that a read may take, with all retries.
     """
     command = {"command": "ocean", **locals()}
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / "build.lock"):  # two runs may start at the same time
         # Windows of 12 of 54 months start anywhere, so a chunk has all months.
-        build(url, ocean_fields(), (54, 18, 72), train_period, command)
+        chunk = (54, 18, 72)
+        build(url, ocean_fields(), chunk, train_period, command, patience=patience)

@@ -32,11 +32,11 @@ class LookAhead(Sampler[list[int]]):
         for batch in self.batches:
             self.dataset.prefetch(batch)
             announced.append(batch)
-            # Begin slowly: the first batch would share the network with all others. So two are
-            # announced for each that is yielded, until batches_ahead are under way.
+            # Begin slowly: the first batch would share the network with all others. So with each
+            # that is yielded, twice as many are under way, up to batches_ahead.
             if len(announced) > ahead:
                 yield announced.popleft()
-                ahead = min(ahead + 1, self.dataset.batches_ahead)
+                ahead = min(2 * ahead + 1, self.dataset.batches_ahead)
         yield from announced
 
     def __len__(self) -> int:
