@@ -81,7 +81,7 @@ class CloudUploadCallback(Callback):
         self.uploader: Any = None  # on rank 0
         # Optimiser steps of the checkpoint that the training goes on from.
         self.start_step = 0
-        # When each file was written, when it was enqueued last.
+        # When each file had been written, as it was enqueued last.
         self.enqueued: dict[str, int] = {}
         # None makes an upload due at once, of what an earlier process has left: otherwise jobs
         # that are shorter than the interval would never upload.

@@ -199,9 +199,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
 def unreadable_entries(checkpoint: dict[str, Any]) -> Iterator[str]:
     """The names of the entries that torch.load refuses, such as hyper_parameters.folder."""
     for section, content in checkpoint.items():
-        for name, value in content.items() if isinstance(content, dict) else ():
+        entries = {section: content}
+        if isinstance(content, dict):
+            entries = {f"{section}.{name}": value for name, value in content.items()}
+        for name, value in entries.items():
             file = BytesIO()
             torch.save(value, file)
             file.seek(0)
             if get_unsafe_globals_in_checkpoint(file):
-                yield f"{section}.{name}"
+                yield name

@@ -133,7 +133,7 @@ class CloudFolder:
             return {}
         sizes = {}
         for path, about in found.items():
-            if Path(path).parent.name == Path(self.path).name:  # no folder in between
+            if Path(path).parent == Path(self.path):  # no folder in between
                 sizes[Path(path).name] = int(about["size"])
         return sizes
 

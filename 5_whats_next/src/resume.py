@@ -142,9 +142,12 @@ def check_settings(
     local = run / "config.yaml"
     with TemporaryDirectory() as copy:
         Path(copy, "config.yaml").write_text(text)
-        for given in (arguments, [f"-c={local}"] if local.exists() else []):
+        commands = [arguments]
+        if local.exists():
+            commands.append([f"-c={local}"])
+        for command in commands:
             try:
-                parse_config("", [*given, f"--resume={copy}"], *classes)
+                parse_config("", [*command, f"--resume={copy}"], *classes)
             except UserError as error:
                 text = str(error).replace(copy, address)
                 raise UserError(f"{text}; {run} stays as it is") from error
@@ -160,27 +163,27 @@ def find_run(
         policy: see resume_policy in lightning_train.py.
         cloud: the folder of all runs there; empty for none.
     """
-    run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
     copies = []
-    problem = None
+    outage = None
     if cloud:
+        run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
         # Outside of the lock: all ranks of a machine wait for a silent cloud at the same time.
         try:
             copies = run_in_cloud.copies()
         except UserError as error:
-            problem = error
+            outage = error
     with lock(run, "lock", blocking=True):
         # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
-        try:
-            if problem:
-                raise problem
-            if copies and policy != "never":
+        if copies and policy != "never":
+            try:
                 run_in_cloud.download_newer_than(step)
-        except UserError as error:
-            if not checkpoint:  # to begin again could overwrite what is there
-                raise
-            print(f"resume    from the disk, because of {error}", flush=True)
+            except UserError as error:
+                outage = error
+        if outage and not checkpoint:  # to begin again could overwrite what is there
+            raise outage
+        if outage:
+            print(f"resume    from the disk, because of {outage}", flush=True)
         # What has arrived, also before an error, is checked like any other file.
         checkpoint, _ = newest_intact(run / "checkpoints")
     if not checkpoint and list(run.glob("checkpoints/*.damaged")):

@@ -43,8 +43,13 @@ class Uploader(threading.Thread):
             self.refuse(path.name, error)
             return
         snapshot = path.parent / ".uploads" / f"{time.time_ns()}-{path.name}"
-        snapshot.parent.mkdir(exist_ok=True)
-        add_name(path, snapshot)
+        try:
+            snapshot.parent.mkdir(exist_ok=True)
+            add_name(path, snapshot)
+        except OSError as error:
+            with self.changed:
+                self.notify(error)
+            raise
         with self.changed:
             if path.name in self.waiting:
                 older, _ = self.waiting.pop(path.name)

@@ -17,10 +17,11 @@ import torch
 
 from src import checkpoint_files
 from src.checkpoint_files import newest_intact, read_step, save_durably
+from src.data.s3_server import connect
 from src.errors import UserError
 from src.stop_and_save import StopAndSave
 from tests.runs import TWO_RANKS, call, rows, start, train
-from tests.test_cloud import training
+from tests.test_cloud import RUNS, training
 
 STATE = {"weights": torch.arange(100_000.0), "global_step": 0}
 EVERY_STEP = [
@@ -29,8 +30,8 @@ EVERY_STEP = [
 ]
 
 
-# Save in another process, which ends at its n-th operation on files; whether it got there.
 def save_and_die(path, number):
+    """Save in another process, which ends at its n-th operation on files; whether it got there."""
     child = os.fork()
     if not child:
         count = itertools.count()
@@ -112,9 +113,9 @@ def test_a_start_reads_one_file_in_full(monkeypatch, tmp_path):
         checkpoint_files.DurableCheckpointIO().load_checkpoint(path)
 
 
-# A real limit of the system.
 @contextlib.contextmanager
 def full_disk():
+    """A real limit of the system."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -140,10 +141,16 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_ends_two_ranks(tmp_path):
-    """With one line, and nobody left. Broken by: no except in save_durably; no kill in launch."""
+    """With one line, and nobody left, though a thread uploads.
+
+    Broken by: no except in save_durably; no kill in launch.
+    """
+    connect()  # a server that may write
+    settings = ["--trainer.devices=2", "--trainer.checkpoint_every_n_steps=1"]
+    settings += [f"--trainer.cloud_storage_path={RUNS}/{tmp_path.name}"]
     with full_disk():
         command = [*TWO_RANKS, "lightning_train.py"]
-        process = start(tmp_path, "--trainer.devices=2", *EVERY_STEP, command=command)
+        process = start(tmp_path, *settings, command=command)
     console, _ = process.communicate(timeout=200)
     assert process.returncode == 1, console
     assert re.search(f"^error: {CANNOT_WRITE}", console, re.MULTILINE)
@@ -177,8 +184,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(
         call(monkeypatch, *resume, script=lightning_train)
 
 
-# As on machines with disks of their own. Broken by: no comparison in StopAndSave.
 def test_ranks_do_not_go_on_from_different_steps(monkeypatch):
+    """As on machines with disks of their own. Broken by: no comparison in StopAndSave."""
     dist = mock.MagicMock()
     dist.all_gather_object = lambda steps, step, _: steps.extend([step, step + 1])
     monkeypatch.setattr("src.stop_and_save.dist", dist)

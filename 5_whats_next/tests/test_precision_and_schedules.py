@@ -16,9 +16,9 @@ from tests.runs import TINY, call, train
 FLOAT16 = ["--trainer.cloud_storage_path=none", "--trainer.max_epochs=8"]
 
 
-# 16-mixed on a CPU, where only the tests have it.
 @pytest.fixture
 def float16(monkeypatch):
+    """16-mixed on a CPU, where only the tests have it."""
     real = lightning_train.L.Trainer
 
     def trainer(plugins, precision, **settings):
@@ -27,8 +27,8 @@ def float16(monkeypatch):
     monkeypatch.setattr(lightning_train.L, "Trainer", trainer)
 
 
-# Broken by: no unscale_ before the clipping of a fused optimiser.
 def test_gradients_are_clipped_without_their_scale(monkeypatch, tmp_path, request):
+    """Broken by: no unscale_ before the clipping of a fused optimiser."""
     norms, real = [], torch.nn.utils.clip_grad_norm_
     record = lambda *a: norms.append(real(*a)) or norms[-1]  # noqa: E731
     monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", record)
@@ -41,17 +41,17 @@ def test_gradients_are_clipped_without_their_scale(monkeypatch, tmp_path, reques
     torch.testing.assert_close(norms[:8], expected, rtol=0.1, atol=0)
 
 
-# Instead of leaving out all steps. Broken by: no look at the scale in check_finite.
 def test_lasting_overflow_ends_the_run(monkeypatch, tmp_path, float16):
+    """Instead of leaving out all steps. Broken by: no look at the scale in check_finite."""
     real = AutoencoderModule.training_step
     monkeypatch.setattr(AutoencoderModule, "training_step", lambda *a: real(*a) * 1e30)
     with pytest.raises(UserError, match=r"step \d+: float16 overflows in each step"):
         train(monkeypatch, tmp_path, *FLOAT16, script=lightning_train)
 
 
-# Broken by: a period of the whole training, or one that counts the warmup.
 @pytest.mark.parametrize("kind", [CosineAnnealingWarmRestarts, StepLR])
 def test_schedules_are_torchs_after_a_warmup(kind):
+    """Broken by: a period of the whole training, or one that counts the warmup."""
     model, name = torch.nn.Linear(2, 2), "step" if kind is StepLR else "restarts"
     _, ours = make_optimizer(model, 100, lr=0.1, warmup_fraction=0.1, schedule=name)
     theirs = kind(torch.optim.SGD(model.parameters(), 0.1), 30)
@@ -63,9 +63,9 @@ def test_schedules_are_torchs_after_a_warmup(kind):
             scheduler.step()
 
 
-# Broken by: another seed for a schedule.
 @pytest.mark.slow
 def test_precisions_and_schedules_are_compared(monkeypatch, tmp_path, capsys):
+    """Broken by: another seed for a schedule."""
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
     epochs = "--trainer.max_epochs=3"
     monkeypatch.setattr(compare_precision, "TURNS", 1)

@@ -71,9 +71,12 @@ def run(tmp_path_factory):
     return trained(folder, url)
 
 
-# Broken by: normalised values turned back for shown ones; sorted latitudes; no `~x.isnan()`; no
-# attributes; untrained weights; other masks.
 def test_shown_values_are_the_source_and_hidden_ones_the_prediction(run):
+    """To the bit, on the grid of the store.
+
+    Broken by: normalised values turned back for shown ones; sorted latitudes; no `~x.isnan()`;
+    no attributes; untrained weights; other masks.
+    """
     predict.main(str(run), picture="rain", date="2000-02-03")
     assert (run / "prediction_rain_2000-02-03.png").stat().st_size > 20_000
     output = xr.load_dataset(run / "prediction.nc")
@@ -135,8 +138,12 @@ def test_another_store_has_the_trainings_mean(run, tmp_path):
         predict.fields_of(dataset, settings, url)
 
 
-# Broken by: no temporary name; no `finally`; an output that is replaced; no look at the memory.
 def test_an_output_is_whole_or_not_there(run, tmp_path, monkeypatch):
+    """Also after an error.
+
+    Broken by: no temporary name; no `finally`; an output that is replaced; no look at the
+    memory.
+    """
     target = tmp_path / "out.nc"
 
     def interrupted(output, path, **settings):

@@ -80,8 +80,11 @@ def test_a_launcher_that_is_killed_alone(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
 
 
-# The last checkpoint counts. Broken by: no thread in TimedStopRequest; no kill of the workers.
 def test_sigterm_while_data_do_not_arrive(tmp_path):
+    """The last checkpoint counts.
+
+    Broken by: no thread in TimedStopRequest; no kill of the workers.
+    """
     assert preemption.PATIENCE < 25
     dataset = ["--data.dataset=tests.stalled.StalledDataset", "--data.num_workers=2"]
     process, folder = (

@@ -35,8 +35,11 @@ def study():
     return pytest.importorskip("study", reason="needs uv sync --group study")
 
 
-# Whatever their patches and ratio. Broken by: no `model.mask_ratio = 0.0`; BLOCK from the model.
 def test_a_score_compares_models(study):
+    """Whatever their patches and ratio.
+
+    Broken by: no `model.mask_ratio = 0.0`; BLOCK from the model.
+    """
     dataset = OceanDataset("val")
 
     def score(gain, **settings):
@@ -49,9 +52,13 @@ def test_a_score_compares_models(study):
     assert score(1, mask_ratio=0.5) == score(1, mask_ratio=0.9)
 
 
-# Broken by: no load_if_exists; a trial that is worse and not pruned; a best.yaml without overrides.
 @pytest.mark.slow
 def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
+    """With what differs from the configuration.
+
+    Broken by: no load_if_exists; a trial that is worse and not pruned; a best.yaml without
+    overrides.
+    """
     monkeypatch.setattr("short_run.CHAPTER", tmp_path)
     short = [OCEAN, "--trainer.max_epochs=1"]
     monkeypatch.setattr(study, "TRIALS", 2)
@@ -75,8 +82,12 @@ def test_a_study_goes_on_and_writes_the_best(monkeypatch, tmp_path, study):
         call(monkeypatch, *short, "--model.depth=1", script=study)
 
 
-# Broken by: no limit of a request (the stall); `and` for `or` in sample; validations in the steps.
 def test_preflight(monkeypatch, capsys):
+    """Every fault is named, in time.
+
+    Broken by: no limit of a request (the stall); `and` for `or` in sample; validations in the
+    steps.
+    """
     # Each validation takes an hour of this clock. An epoch has four steps, two of them are tried.
     hours = []
     validate = AutoencoderModule.on_validation_epoch_end
@@ -182,6 +193,18 @@ def test_preflight_of_own_classes(monkeypatch, tmp_path, capsys):
     assert lines.count(preflight.OWN_DATA) == 2
     assert "can be written, read and listed" in lines
     assert "ok    wandb    online, as me" in lines
+
+    # A checkpoint that no resume could read.
+    class WithFolder(OwnModule):
+        def __init__(self):
+            super().__init__()
+            self.save_hyperparameters({"folder": tmp_path})
+
+    monkeypatch.setattr(lightning_train, "AutoencoderModule", WithFolder)
+    classes = (WithFolder, NoArguments, lightning_train.LightningSettings)
+    monkeypatch.setattr(lightning_train, "CLASSES", classes)
+    assert call(monkeypatch, *settings, script=preflight) == 1
+    assert "write hyper_parameters.folder as str" in capsys.readouterr().out
 
 
 def test_secrets_are_written_nowhere(monkeypatch, tmp_path, capfd):
