@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest import mock
 
 import benchmark_datapipeline_configurations as benchmark
 import ceiling
@@ -10,6 +11,8 @@ import yaml
 from utils import read_configurations, read_log
 
 from src.config import CHAPTER
+from src.data.chunk_stream import ChunkStream
+from src.data.fast_dataset import FastDataset
 from src.errors import UserError
 from tests.stores import SETTINGS, build_small
 
@@ -108,6 +111,8 @@ def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
     assert "bottleneck: model" in capsys.readouterr().out
     ceiling.main(str(file), delay=0.001, step_time=1e-6, num_batches=2)
     assert "bottleneck: model" not in capsys.readouterr().out
+    ceiling.main(str(file), delay=0.001, stream=True, num_batches=2)
+    assert "the loader reaches" in capsys.readouterr().out
     # The file may say `packed`, too: this store has no copy.
     url = SETTINGS["url"].replace("small", "bare")
     build_small(url, packed_months=None)
@@ -115,3 +120,16 @@ def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
     file.write_text(json.dumps({"defaults": defaults}))
     with pytest.raises(UserError, match="packed: there is no Zarr store"):
         ceiling.main(str(file))
+
+
+@pytest.mark.parametrize(("kind", "times"), [(FastDataset, 2), (ChunkStream, 1)])
+def test_raw_requests_are_shared_as_in_the_loader(kind, times):
+    """Also those that a stream has in its cache. Broken by: no done(), or no look at the kind."""
+    build_small()
+    dataset = kind("train", **SETTINGS, batches_ahead=0)
+    store = mock.MagicMock()
+    store.read.return_value.done.return_value = True
+    store.read.return_value.result.return_value.state = "value"
+    ceiling.RawRequests(dataset, store, [[0, 1], [0, 1]]).get_all()
+    names = [call.args[0] for call in store.read.call_args_list]
+    assert sorted(names) == sorted([*ceiling.object_names(dataset, [0, 1])] * times)

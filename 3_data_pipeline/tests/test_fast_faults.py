@@ -4,6 +4,8 @@ import json
 import math
 import os
 import random
+import re
+import struct
 import subprocess
 import sys
 import time
@@ -32,6 +34,7 @@ from src.data.s3_server import connect
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.errors import UserError
+from src.loader_report import memory_needed
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.runs import call
 from tests.stores import SETTINGS, URL, build_small
@@ -221,6 +224,44 @@ def test_a_lost_or_cut_shard_is_named(tmp_path):
         open_fields(open_store(url))
 
 
+def test_damaged_shards_are_mended(monkeypatch, tmp_path, capsys):
+    """A bit of a chunk in a shard is noticed by both readers; a lost shard, too, is named.
+
+    Broken by: no with_checksums in create_arrays; chunks for shards in bad_chunks.
+    """
+    url = str(tmp_path / "store")
+    cube = ["cube", "--months=24", "--height=20", "--width=36", "--chunk=[4,8,12]"]
+    cube += ["--shard=[8,16,24]", f"--url={url}"]
+    call(monkeypatch, *cube, script=build_store)
+    salinity = tmp_path / "store" / "salinity" / "c"
+    before = {path: path.read_bytes() for path in salinity.rglob("*/*/*")}
+    damaged = salinity / "1" / "0" / "0"
+    whole = before[damaged]
+    # Where the first of its eight chunks is, by its index; a checksum of 4 bytes follows.
+    place, size = struct.unpack("<QQ", whole[-4 - 8 * 16 :][:16])
+    chunk = tmp_path / "chunk"
+    chunk.write_bytes(whole[place : place + size])
+    flip_a_bit(chunk)
+    damaged.write_bytes(whole[:place] + chunk.read_bytes() + whole[place + size :])
+    settings = {"url": url, "window": (2, 18, 36), "train_stride": (2, 18, 36)}
+    settings |= {"train_period": ("1900-01", "1901-07")}
+    settings |= {"val_period": ("1901-10", "1901-12")}
+    for reader in (CloudDataset, FastDataset):
+        dataset = reader("train", **settings)
+        with pytest.raises(UserError, match="salinity/c/1/0/0"):
+            dataset.__getitems__(range(len(dataset)))
+
+    (salinity / "2" / "1" / "1").unlink()
+    call(monkeypatch, "check", f"--url={url}", "--repair=true", script=build_store)
+    output = capsys.readouterr().out
+    assert re.findall("missing: (.*)", output) == [
+        "salinity/c/1/0/0",
+        "salinity/c/2/1/1",
+    ]
+    assert "all chunks are there" in output
+    assert {path: path.read_bytes() for path in salinity.rglob("*/*/*")} == before
+
+
 def without_first_chunk(shard: bytes) -> bytes:
     """A shard of eight chunks whose index has lost the first one."""
     # An entry of the index is the place of a chunk and its size; a checksum of 4 bytes follows.
@@ -252,6 +293,17 @@ def test_a_stream_reads_each_chunk_once(proxy):
     with mock.patch.multiple("torch.distributed", **ranks):
         half = ChunkStream("train", packed=True, **settings)
     assert half.cache_mb == pytest.approx(dataset.cache_mb / 2)
+
+
+def test_memory_of_workers():
+    """As README.md says, for three of them. Broken by: one reader; one set of workers."""
+    build_small()
+    dataset = FastDataset("train", **SETTINGS, concurrency=2, cache_mb=1)
+    loader = mock.Mock(dataset=dataset, num_workers=3, prefetch_factor=2)
+    batch = 2 * 4 * math.prod(dataset.sample_shape)
+    chunks = 3 * 2 * dataset.level_bytes
+    expected = (2 * 3 * (2 + 2) + 3) * batch + chunks + 2 * 3 * 1e6
+    assert memory_needed(loader, batch_size=2) == expected
 
 
 MEMORY = """
