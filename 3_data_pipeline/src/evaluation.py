@@ -52,8 +52,8 @@ def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
     """The cosine of each latitude of these samples (B, 1, 1, H, 1), or 1 for all.
 
     On a grid of degrees, the area of a cell shrinks with the cosine towards the poles. Without
-    weights, the many small cells there would decide the score. WeatherBench 2 weights in the same
-    way (https://arxiv.org/abs/2308.15560).
+    weights, the many small cells there would decide the score. WeatherBench 2 takes the area of
+    each cell (https://arxiv.org/abs/2308.15560), which differs from it at the poles alone.
     """
     grid = getattr(dataset, "grid", None)
     # Images have no latitudes.

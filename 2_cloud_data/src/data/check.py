@@ -24,7 +24,7 @@ def damage(url: str) -> list[str]:
         raise UserError(f"{url}: there is no Zarr store") from error
     bad = []
     if root.attrs.get("regions_left"):
-        bad.append("a region")
+        bad.append("regions that were never written")
     for path in sync(groups_without_description(store)):
         bad.append(f"{path}/zarr.json")
     # An array whose description is lost is known from the consolidated metadata alone.
