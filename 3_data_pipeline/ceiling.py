@@ -36,7 +36,7 @@ from src.reproducibility import ResumableBatches, epoch_order
 TEXTS = {
     "model": "that it needs",
     "store": "raw requests of the same objects, as many under way; nothing is decoded",
-    "decoding": "at most, if its CPU work were spread evenly over all cores",
+    "cores": "at most, if its CPU work were spread evenly over all of them",
     "loader": "reads, decodes and copies, without a model",
 }
 
@@ -189,7 +189,7 @@ def main(
         speeds[name] = num_samples / seconds
         cpu_milliseconds[name] = 1000 * cpu_seconds / num_samples
     speeds["model"] = batch_size / step_time
-    speeds["decoding"] = 1000 * CPU_COUNT / cpu_milliseconds["loader"]
+    speeds["cores"] = 1000 * CPU_COUNT / cpu_milliseconds["loader"]
     for name, text in TEXTS.items():
         print(f"{name:<10}{speeds[name]:8.0f} samples/s   {text}")
     print(
@@ -197,7 +197,7 @@ def main(
         f" with {cpu_milliseconds['loader']:.2f} ms of CPU a sample;"
         f" raw requests take {cpu_milliseconds['store']:.2f} ms"
     )
-    limit = min(("model", "store", "decoding"), key=speeds.__getitem__)
+    limit = min(("model", "store", "cores"), key=speeds.__getitem__)
     if limit == "model" and speeds["loader"] < speeds["model"]:
         limit = "loader"
     print("bottleneck:", limit)

@@ -36,7 +36,7 @@ LIMITS = {
     "2_cloud_data": (11_700, 9_950, 2_800),
     "3_data_pipeline": (8_600, 5_800, 2_800),
     "4_model_profiling": (6_500, 3_000, 2_600),
-    "5_whats_next": (13_500, 15_000, 3_200),
+    "5_whats_next": (13_500, 15_200, 3_200),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {

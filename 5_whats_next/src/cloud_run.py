@@ -106,7 +106,7 @@ class CloudRun:
         sha256 = digest(path)
         stem = f"{Path(name).stem}-{step:09d}-{sha256[:8]}"
         is_new = f"{stem}.ckpt" not in {copy.key for copy in copies}
-        # Before the checkpoint: a resume drops rows after its step, but cannot add any.
+        # Before the checkpoint: a resume can drop later rows, but not add missing ones.
         for filename in BESIDE:
             if is_new and (self.run / filename).is_file():
                 text = (self.run / filename).read_text()
