@@ -29,6 +29,7 @@ from src.loader_report import (
 from tests import layouts
 from tests.runs import rows, saved, train
 from tests.stores import SETTINGS, build_small
+from tests.strict_server import BUCKET, secret, strict_server
 
 MEMORY, FAST = f"-c={CHAPTER}/tests/ocean.yaml", f"-c={CHAPTER}/tests/fast.yaml"
 SAME = {"rtol": 0, "atol": 0, "equal_nan": True}
@@ -226,3 +227,31 @@ def test_keys_come_from_where_boto_looks(monkeypatch):
     place = kvstore(url, anonymous=True)
     assert place["aws_region"] == "eu-north-1"
     assert place["aws_credentials"] == {"type": "anonymous"}
+
+
+def test_a_reader_who_may_not_list_and_nobody(monkeypatch, tmp_path):
+    """On a server that checks signatures and rights. Broken by: `anonymous` that kvstore ignores.
+
+    Broken by: AWS_DEFAULT_REGION alone there: the server would be asked with another signature.
+    """
+    url = f"s3://{BUCKET}/small.zarr"
+    settings = SETTINGS | {"url": url}
+    monkeypatch.setenv("AWS_REGION", "eu-north-7")
+    for variable in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(variable, "/dev/null")
+
+    def become(name: str) -> None:
+        s3fs.S3FileSystem.clear_instance_cache()
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret(name))
+
+    with strict_server(tmp_path) as (endpoint, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        become("admin")
+        build_small(url)
+        expected = CloudDataset("train", **settings)[3][0]
+        assert kvstore(url, anonymous=False)["aws_region"] == "eu-north-7"
+        for name, anonymous in (("reader", False), ("wrong", True)):
+            become(name)
+            fast = FastDataset("train", anonymous=anonymous, **settings)
+            assert_close(fast[3][0], expected, **SAME)
