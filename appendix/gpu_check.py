@@ -122,9 +122,8 @@ class GpuCheck(Commands):
         """How many times as fast each rung is as the first version."""
         folder = OUTPUT / "ladder"
         steps = "--steps=2" if self.quick else "--steps=20"
-        options = [steps, "--repeats=1", f"--save-dir={folder}"]
-        command = ["step_ladder.py", *options, *OCEAN, self.device, *self.small]
-        self.run("4_model_profiling", *command)
+        command = ["step_ladder.py", steps, "--repeats=1", f"--save-dir={folder}"]
+        self.run("4_model_profiling", *command, *OCEAN, self.device, *self.small)
         rows = json.loads((folder / "ladder.json").read_text())["rows"]
         return ", ".join(f"{name} {row['times']:.2f}" for name, row in rows.items())
 
@@ -162,24 +161,22 @@ class GpuCheck(Commands):
         """Samples a second from a store in a folder, and the share of waiting for them."""
         self.build_store()
         folder = OUTPUT / "streaming"
-        options = ["--epochs=1", f"--save-dir={folder}"]
-        command = ["timing_benchmark.py", *options, *stream_settings(self.quick)]
-        self.run("4_model_profiling", *command, self.device, *self.small)
+        command = ["timing_benchmark.py", "--epochs=1", f"--save-dir={folder}"]
+        command += [*stream_settings(self.quick), self.device, *self.small]
+        self.run("4_model_profiling", *command)
         summary = yaml.safe_load((folder / "timing_summary.yaml").read_text())
-        table = summary["milliseconds"]
-        speed = 1e3 * 32 / table["total"]["mean"]
-        return f"{speed:.0f} samples/s, {table['data']['share']:.1%} of it waiting"
+        times = summary["milliseconds"]
+        speed = 1e3 * 32 / times["total"]["mean"]
+        return f"{speed:.0f} samples/s, {times['data']['share']:.1%} of it waiting"
 
     def precisions(self) -> str:
         """Chapter 5's comparison."""
         stride = "[2,2,60]" if self.quick else "[1,1,30]"
         settings = [*OCEAN, f"--data.dataset.train_stride={stride}", *self.small]
         command = ["compare_precision.py", *settings, self.device]
-        output = self.run("5_whats_next", *command)
-        lines = [
-            line for line in output.splitlines() if "x" in line and ":" not in line
-        ]
-        return "; ".join(" ".join(line.split()) for line in lines)
+        lines = self.run("5_whats_next", *command).splitlines()
+        rows = [line.split() for line in lines if "x" in line and ":" not in line]
+        return "; ".join(" ".join(row) for row in rows)
 
     def real(self) -> str:
         """config/real.yaml on one device: DDP, compiled, bfloat16, fused; what is recompiled."""
