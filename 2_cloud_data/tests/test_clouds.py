@@ -1,9 +1,12 @@
 """Another S3 than the embedded one, which the environment names and which checks each request."""
 
+import runpy
+
 import pytest
 from s3fs import S3FileSystem
 from zarr.core.sync import sync
 
+from src.data import checked_store
 from src.data.build import build
 from src.data.cube import cube_fields
 from src.data.s3_server import answers
@@ -170,5 +173,8 @@ def test_region_path_style_and_no_checksums(cloud, monkeypatch):
 def test_a_store_and_its_statistics_share_a_session(cloud, monkeypatch):
     """Broken by: settings that botocore changes in place, such as {"max_attempts": 0}."""
     become(monkeypatch, cloud.url, "admin")  # forgets all sessions
+    # As no other test has left them.
+    settings = runpy.run_path(checked_store.__file__)["BOTO_SETTINGS"]
+    monkeypatch.setattr("src.data.store.BOTO_SETTINGS", settings)
     read(URL)
     assert len(S3FileSystem._cache) == 1
