@@ -132,7 +132,7 @@ def draw(steps: pd.DataFrame, folder: Path) -> None:
     axis = figure.subplots()
     parts = steps[list(COLORS)].tail(200)
     parts.plot.area(color=COLORS, linewidth=0, ax=axis)
-    axis.set(title="Parts of each step", xlabel="step", ylabel="milliseconds")
+    axis.set(title="Parts of the last 200 steps", xlabel="step", ylabel="milliseconds")
     # A slow step, the first one as a rule, must not press all others flat.
     axis.set_ylim(0, 3 * steps["total"].median())
     save(figure, folder / "batch_time_breakdown.png")

@@ -38,6 +38,7 @@ from src.data.statistics import check_dates
 from src.data.store import AXES, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
 from src.errors import UserError, one_line_errors
+from src.plots import WIDEST, set_size
 
 BATCH_SIZE = 32
 HIDDEN = {"long_name": "1: hidden from the model, and predicted; 0: as in the store"}
@@ -161,21 +162,34 @@ def write(output: xr.Dataset, target: Path) -> None:
 
 
 def draw(stored: Any, predicted: Any, path: Path) -> None:
-    """Three maps (H, W) of one date; hidden values are white, missing ones grey."""
+    """Four maps (H, W) of one date; hidden values are white, missing ones grey."""
+    # Of a field too wide for a picture, its east.
+    lat, lon = stored["lat"], stored["lon"]
+    west = lon.max() - WIDEST * (lat.max() - lat.min())
+    stored = stored.where(lon >= west, drop=True)
+    predicted = predicted.sel(lon=stored["lon"])
     panels = {
         "in the store": stored,
         "what the model saw": stored.where(predicted["hidden"] == 0),
-        "predicted": predicted[stored.name],
+        "predicted where hidden": predicted[stored.name],
+        "error": predicted[stored.name] - stored,
     }
     missing = 0.7 * stored.isnull().where(stored.isnull())
-    colours = {"vmin": stored.min(), "vmax": stored.max()}
-    figure = Figure(figsize=(15, 4), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
+    field_colours = {"cmap": "viridis", "vmin": stored.min(), "vmax": stored.max()}
+    figure = Figure(layout="compressed")
+    axes = figure.subplots(4, sharex=True)
     for axis, (title, field) in zip(axes, panels.items(), strict=True):
-        field.plot(ax=axis, **colours)
+        colours = field_colours
+        if title == "error":
+            colours = {"cmap": "RdBu_r", "center": 0}
+        field.plot(ax=axis, cbar_kwargs={"label": ""}, **colours)
         missing.plot(ax=axis, cmap="gray", vmin=0, vmax=1, add_colorbar=False)
-        axis.set(title=title)
-    figure.suptitle(f"{stored.name}, {stored['time'].values!s:.16}")
+        axis.set(title=title, aspect="equal", xlabel="", ylabel="")
+    set_size(figure, axes[0])
+    figure.supxlabel("longitude (°E)")
+    figure.supylabel("latitude (°N)")
+    units = stored.attrs.get("units", "no units")
+    figure.suptitle(f"{stored.name} ({units}), {stored['time'].values!s:.16}")
     figure.savefig(path, dpi=110)
 
 

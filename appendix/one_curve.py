@@ -32,7 +32,7 @@ WAYS = {
     RAW: ["0_setup", "pytorch_train.py"],
     "Lightning": ["1_multi_gpu", "lightning_train.py"],
     "Lightning, two processes": ["1_multi_gpu", "lightning_train.py", *DDP],
-    "Lightning, patches from S3": ["2_cloud_data", "lightning_train.py"],
+    "Lightning, windows from S3": ["2_cloud_data", "lightning_train.py"],
     "Lightning, S3 through the fast reader": ["3_data_pipeline", "lightning_train.py"],
     KILLED: ["5_whats_next", "lightning_train.py", *UPLOADS],
 }

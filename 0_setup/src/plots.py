@@ -3,9 +3,12 @@
 import itertools
 from pathlib import Path
 
+import iris_sample_data
 import numpy as np
 import pandas as pd
 import torch
+import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -17,6 +20,10 @@ PANELS = (
     "reconstruction, visible patches pasted in",
     "error",
 )
+
+
+# Maps keep the field's shape, so a wide one is cut: (width over height).
+WIDEST = 15
 
 
 def non_overlapping(dataset: FieldDataset) -> list[int]:
@@ -36,7 +43,10 @@ def non_overlapping(dataset: FieldDataset) -> list[int]:
         if not points & covered:
             samples.append(sample)
             covered |= points
-    return samples
+
+    _, lat, lon = dataset.coordinates(samples[-1])
+    west = np.max(lon) - WIDEST * np.ptp(lat)
+    return [i for i in samples if np.min(dataset.coordinates(i)[2]) >= west]
 
 
 @torch.no_grad()
@@ -74,34 +84,45 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     dates, _, _ = dataset.coordinates(0)
 
     columns = len(dataset.variables)
-    figure = Figure(figsize=(12 * columns, 5.6), layout="constrained")
+    figure = Figure(layout="compressed")
     axes = figure.subplots(4, columns, sharex=True, squeeze=False)
     for number, name in enumerate(dataset.variables):
         fields = panels[:, :, number, middle]  # (4, samples, H, W)
         draw_maps(axes[:, number], fields, dataset, samples)
-        axes[0, number].set(title=f"{name} ({dataset.units[number]}): truth")
-    figure.suptitle(f"{dates[middle]!s:.10}; grey: no value (land or a gap)")
+        unit = dataset.units[number]
+        axes[0, number].set(title=f"{name} ({unit}): truth")
+        axes[3, number].set(title=f"error ({unit})")
+    set_size(figure, axes[0, 0], columns)
+    # The empty line leaves room for the globe.
+    figure.suptitle(f"{dates[middle]!s:.10}; grey: no value (land or a gap)\n")
     if hasattr(dataset, "grid"):  # images have no place
+        figure.supxlabel("longitude (°E)")
+        figure.supylabel("latitude (°N)")
         draw_place(figure, dataset, samples)
     figure.savefig(folder / "reconstructions.png", dpi=110)
     return folder / "reconstructions.png"
 
 
+def set_size(figure: Figure, first: Axes, columns: int = 1) -> None:
+    """Four maps in the shape of the ``first`` one below one another, in each column."""
+    height = 12 * first.dataLim.height / first.dataLim.width
+    figure.set_size_inches(12 * columns, 4 * min(height, 2) + 2)
+
+
 def draw_place(figure: Figure, dataset: FieldDataset, samples: list[int]) -> None:
-    """Where on the globe the maps lie: they do not keep its proportions."""
-    globe = figure.add_axes((0.03, 0.92, 0.08, 0.075))
-    globe.set(
-        xlim=(0, 360),
-        ylim=(-90, 90),
-        xticks=[],
-        yticks=[],
-        aspect="equal",
-    )
+    """Where on the globe the maps lie."""
+    globe = figure.add_axes((0.03, 0.89, 0.11, 0.105))
+    globe.set(xlim=(0, 360), ylim=(-90, 90), xticks=[], yticks=[])
+    globe.set_aspect("equal", anchor="N")
+    globe.set_facecolor("0.7")
+    # A model's grid of the ocean; where it has no points there is land.
+    ocean = xr.load_dataset(Path(iris_sample_data.path) / "orca2_votemper.nc")
+    ocean_lon = ocean["nav_lon"].where(ocean["votemper"].notnull()) % 360
+    globe.scatter(ocean_lon, ocean["nav_lat"], color="white", marker="s", s=2)
     for sample in samples:
         _, lat, lon = dataset.coordinates(sample)
         for turn in (-360, 0, 360):  # longitudes may begin anywhere
             globe.fill_between(lon + turn, min(lat), max(lat), color="C0", linewidth=0)
-    globe.text(370, 0, "on the globe", verticalalignment="center")
 
 
 def draw_maps(
@@ -131,7 +152,7 @@ def draw_maps(
             land = np.where(np.isnan(true_field), 0.7, np.nan)
             axis.pcolormesh(lon, lat, land, cmap="gray", vmin=0, vmax=1)
         axis.figure.colorbar(mesh, ax=axis, pad=0.01)
-        axis.set(title=title)
+        axis.set(title=title, aspect="equal")
 
 
 def plot_curves(folder: Path, dataset: FieldDataset, scores: dict) -> Path:
@@ -156,7 +177,7 @@ def plot_curves(folder: Path, dataset: FieldDataset, scores: dict) -> Path:
         )
     right.set(xlabel="step", ylabel=f"{rmse}, validation ({dataset.units[0]})")
     right.set_ylim(bottom=0)
-    right.legend()
+    right.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
 
     figure.savefig(folder / "curves.png", dpi=110)
     return folder / "curves.png"
