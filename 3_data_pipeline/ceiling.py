@@ -86,11 +86,14 @@ class RawRequests:
         # By name, of all batches under way; and those of each of them.
         self.objects: dict[str, ts.Future] = {}
         self.requests: dict[tuple[int, ...], list[ts.Future]] = {}
+        self.asked: list[str] = []  # an object's name for each request
+        self.sizes: dict[str, int] = {}  # bytes of each object
 
     def forget_requests(self) -> None:
         """Begin again, with nothing in the cache."""
         self.objects.clear()
         self.requests.clear()
+        self.asked.clear()
 
     def prefetch(self, batch: list[int]) -> None:
         """Ask for the objects of a batch, and do not wait."""
@@ -101,16 +104,19 @@ class RawRequests:
         names = self.names[tuple(batch)]
         for name in names - self.objects.keys():
             self.objects[name] = self.store.read(name)
+            self.asked.append(name)
         self.requests[tuple(batch)] = [self.objects[name] for name in names]
 
     def get_all(self) -> None:
         """Wait for each batch, while those that follow are on their way."""
         for batch in LookAhead(self.batches, self):
-            for future in self.requests.pop(tuple(batch)):
-                is_there = future.result().state == "value"
-                assert is_there or self.dataset.missing_chunks == "land", (
-                    "an object is lost"
-                )
+            futures = self.requests.pop(tuple(batch))
+            for name, future in zip(self.names[tuple(batch)], futures, strict=True):
+                answer = future.result()
+                self.sizes[name] = len(answer.value)
+                assert (
+                    answer.state == "value" or self.dataset.missing_chunks == "land"
+                ), "an object is lost"
 
 
 def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
@@ -169,8 +175,9 @@ def main(
         place = kvstore(f"{dataset.url}/", dataset.anonymous)
         context = shared_context(dataset.concurrency, dataset.cache_mb)
         store = ts.KvStore.open(place, context=context).result()
+        raw = RawRequests(dataset, store, batches)
         stages = {
-            "store": RawRequests(dataset, store, batches).get_all,
+            "store": raw.get_all,
             "loader": lambda: deque(loader, maxlen=0),  # takes all batches, keeps none
         }
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in stages}
@@ -188,6 +195,8 @@ def main(
         seconds, cpu_seconds = np.median(times, axis=0)
         speeds[name] = num_samples / seconds
         cpu_milliseconds[name] = 1000 * cpu_seconds / num_samples
+    megabytes = sum(raw.sizes[name] for name in raw.asked) / 1e6
+    store_seconds = num_samples / speeds["store"]
     speeds["model"] = batch_size / step_time
     speeds["cores"] = 1000 * CPU_COUNT / cpu_milliseconds["loader"]
     for name, text in TEXTS.items():
@@ -196,6 +205,10 @@ def main(
         f"the loader reaches {speeds['loader'] / speeds['store']:.2f} of what the store gives,"
         f" with {cpu_milliseconds['loader']:.2f} ms of CPU a sample;"
         f" raw requests take {cpu_milliseconds['store']:.2f} ms"
+    )
+    print(
+        f"raw requests: {len(raw.asked) / store_seconds:.0f} a second,"
+        f" {megabytes / store_seconds:.1f} MB/s"
     )
     limit = min(("model", "store", "cores"), key=speeds.__getitem__)
     if limit == "model" and speeds["loader"] < speeds["model"]:

@@ -100,7 +100,8 @@ def build_training(
 
     settings = config.trainer
     trainer = L.Trainer(
-        accelerator=settings.accelerator,
+        # Lightning's auto would take Apple's GPU.
+        accelerator=choose_device(settings.accelerator).type,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
         strategy=settings.strategy,

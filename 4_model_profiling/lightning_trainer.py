@@ -76,7 +76,7 @@ def launch_ranks(trainer: Namespace) -> None:
 def check_trainer(trainer: Namespace) -> None:
     """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
     if trainer.accelerator in ("auto", "cuda"):
-        choose_device(trainer.accelerator)  # which says why a card is not used
+        trainer.accelerator = choose_device(trainer.accelerator).type
     if str(trainer.precision) in ("16", "16-mixed"):
         # float16 needs a gradient scaler, and a GPU.
         raise UserError(

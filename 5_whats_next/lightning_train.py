@@ -141,7 +141,8 @@ def build_training(
     data = build(FieldDataModule, config.get("data"), shared)
     module = build(AutoencoderModule, config.get("model"), shared)
     trainer = L.Trainer(
-        accelerator=settings.accelerator,
+        # Lightning's auto would take Apple's GPU.
+        accelerator=choose_device(settings.accelerator).type,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
         strategy=settings.strategy,

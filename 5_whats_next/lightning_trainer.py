@@ -82,7 +82,7 @@ def launch_ranks(trainer: Namespace) -> None:
 def check_trainer(trainer: Namespace) -> None:
     """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
     if trainer.accelerator in ("auto", "cuda"):
-        choose_device(trainer.accelerator)  # which says why a card is not used
+        trainer.accelerator = choose_device(trainer.accelerator).type
     if trainer.gradient_clip_algorithm not in (None, "norm"):
         raise UserError("trainer.gradient_clip_algorithm: our module clips by the norm")
     strategy = trainer.strategy

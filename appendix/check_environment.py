@@ -39,7 +39,7 @@ def gpu() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     if torch.backends.mps.is_available():
-        return "Apple GPU"
+        return "Apple GPU: only with --trainer.accelerator mps, untested"
     return f"training uses the CPU{unusable_card() or '; no GPU was found'}"
 
 

@@ -50,19 +50,24 @@ def test_a_link_to_nowhere_is_no_folder_for_runs(tmp_path):
 
 @pytest.mark.parametrize("label", ["CUDA", "CUDA UMD"])
 def test_a_card_that_pytorch_cannot_use_is_named(monkeypatch, tmp_path, capsys, label):
-    """With both versions. Broken by: no unusable_card in choose_device."""
+    """With both versions. Broken by: no unusable_card in choose_device; available[0] there."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         f"#!/bin/sh\necho '| Driver Version: 470.82 {label} Version: 11.4 |'"
     )
+    timeout = tmp_path / "timeout"  # a Mac has none
+    timeout.write_text('#!/bin/sh\nshift; exec "$@"')
     smi.chmod(0o755)
+    timeout.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     problem = rf"CUDA 11.4, this PyTorch for {torch.version.cuda or 'no GPU'}"
     with pytest.raises(UserError, match=problem):
         choose_device("cuda")
-    choose_device("auto")
+    # Nor is Apple's taken.
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    assert choose_device("auto").type == "cpu"
     assert problem in capsys.readouterr().out
 
 

@@ -28,6 +28,7 @@ BLOCKS = re.findall(
 (METHOD,) = [
     block for block in BLOCKS if "def train_dataloader" in block and block != MODEL
 ]
+(CHECK,) = [block for block in BLOCKS if "def samples_of_steps" in block]
 (SAMPLER,) = [block for block in BLOCKS if "import ResumableBatches" in block]
 
 
@@ -86,6 +87,11 @@ def test_the_batches_after_any_step():
     for start in range(1, 6):
         for rank in range(3):
             assert batches(start, rank) == whole[rank][start:]
+
+
+def test_any_number_of_ranks_trains_on_the_same_samples():
+    """By the README's own check. Broken by: another slice in ResumableBatches.__iter__."""
+    run(SAMPLER + CHECK, "check")
 
 
 class Bare(my_model.MyModule):

@@ -44,7 +44,7 @@ class TrainerSettings:
     Args:
         max_epochs: passes over the training samples.
         max_steps: stop after this step, with the schedule of max_epochs; -1 means never.
-        accelerator: cuda (NVIDIA, AMD), mps (Apple), cpu; auto takes the first that is available.
+        accelerator: cuda (NVIDIA, AMD), cpu, or mps (Apple), never tried; auto takes cuda or cpu.
         deterministic: repeatable kernels, where PyTorch has them; a little slower on a GPU.
         gradient_clip_val: largest allowed norm of the gradient; null allows any.
         log_every_n_steps: steps between two rows of training metrics.
@@ -215,4 +215,6 @@ def choose_device(accelerator: str) -> torch.device:
         )
     if problem:
         print(f"the GPU is not used{problem}")
-    return torch.device(available[0] if accelerator == "auto" else accelerator)
+    if accelerator == "auto":
+        accelerator = "cuda" if "cuda" in available else "cpu"
+    return torch.device(accelerator)

@@ -72,7 +72,9 @@ def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
     rows = torch.arange(grid.window[1], device=index.device)
     rows = rows + number[:, None] * latitudes.step
     weights = torch.as_tensor(cosine, dtype=torch.float32)
-    weights = weights.to(index.device, non_blocking=True)
+    # On Apple's GPUs the copy has to wait: its source may be gone before.
+    is_cuda = index.device.type == "cuda"
+    weights = weights.to(index.device, non_blocking=is_cuda)
     return weights[rows][:, None, None, :, None]
 
 

@@ -15,7 +15,7 @@ uv() { :; }
 srun() {
   printf '%s\n' "$*" >>calls
   mkdir -p output/slurm-laptop-7/checkpoints
-  local save=$(head -n 1 saves) && sed -i 1d saves
+  local save=$(head -n 1 saves) && sed 1d saves >rest && mv rest saves
   [ "$save" = 1 ] && touch output/slurm-laptop-7/checkpoints/last.ckpt
   return "$CODE"
 }
