@@ -117,11 +117,14 @@ def draw(trials: list[Any], folder: Path) -> None:
     """The trials' scores after each epoch; those that ended early are grey."""
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for trial in trials:
-        look: dict[str, Any] = {"color": "0.7"}
-        if trial.state == TrialState.COMPLETE:
-            look = {"label": f"trial {trial.number}"}
+        name = f"trial {trial.number}"
+        colour = None  # the next one
+        if trial.state != TrialState.COMPLETE:
+            name = "_"  # the legend leaves it out
+            colour = "0.7"
         scores = trial.intermediate_values
-        axis.plot(list(scores), list(scores.values()), "o-", **look)
+        axis.plot(list(scores), list(scores.values()), "o-", label=name, color=colour)
+    axis.plot([], [], "o", color="0.7", label="ended early")
     axis.set(xlabel="epoch", ylabel="error at the hidden blocks, in the field's unit")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend()

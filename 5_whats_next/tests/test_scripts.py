@@ -1,6 +1,7 @@
 """The study, the preflight; and secrets, which no run may write anywhere."""
 
 import csv
+import re
 from multiprocessing import forkserver
 from time import perf_counter
 from unittest import mock
@@ -16,8 +17,9 @@ import xarray as xr
 from src.cloud_folder import CloudFolder
 from src.config import CHAPTER, parse_config
 from src.data.loaders import PRELOADED
-from src.data.pytorch_dataset import OceanDataset
+from src.data.pytorch_dataset import OceanDataset, ocean_fields
 from src.data.s3_server import FOLDER, connect
+from src.data.store import open_fields, open_store
 from src.data.windows import WindowGrid, find_period
 from src.errors import UserError, one_line_errors
 from src.model.lightning_module import AutoencoderModule
@@ -251,3 +253,22 @@ def test_a_study_of_another_window_ends_at_once(monkeypatch, study):
     monkeypatch.setattr(study, "BLOCK", (5, 8, 8))
     with pytest.raises(UserError, match=r"BLOCK .* has to divide the window"):
         call(monkeypatch, OCEAN, script=study)
+
+
+def test_a_store_for_each_year_is_joined(tmp_path):
+    """By the README's script. Broken by: range(1980, 1982) there; a transposed chunk in build."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (CHAPTER / "README.md").read_text(), re.DOTALL
+    )
+    (script,) = [block for block in blocks if "xr.concat" in block]
+    for old, new in [("s3://YOUR-BUCKET", str(tmp_path)), ("2020", "1983")]:
+        script = script.replace(old, new)
+    script = script.replace("2011-12", "1981-12")
+    ocean = ocean_fields()["surface_temperature"].isel(time=slice(36)).drop_encoding()
+    ocean["time"] = pd.date_range("1980-01", periods=36, freq="MS")
+    fields = xr.Dataset({"t2m": ocean, "u10": 2 * ocean})
+    for year, part in fields.groupby("time.year"):
+        part.to_zarr(tmp_path / f"{year}.zarr")
+    exec(script)
+    joined = open_fields(open_store(str(tmp_path / "era5.zarr")))
+    xr.testing.assert_equal(joined.load(), fields.reset_coords(drop=True))
