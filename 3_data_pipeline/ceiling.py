@@ -118,6 +118,10 @@ class RawRequests:
                     answer.state == "value" or self.dataset.missing_chunks == "land"
                 ), "an object is lost"
 
+    def megabytes(self) -> float:
+        """What all requests have brought."""
+        return sum(self.sizes[name] for name in self.asked) / 1e6
+
 
 def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     """Seconds on the clock, and CPU seconds of all threads of this process."""
@@ -195,7 +199,6 @@ def main(
         seconds, cpu_seconds = np.median(times, axis=0)
         speeds[name] = num_samples / seconds
         cpu_milliseconds[name] = 1000 * cpu_seconds / num_samples
-    megabytes = sum(raw.sizes[name] for name in raw.asked) / 1e6
     store_seconds = num_samples / speeds["store"]
     speeds["model"] = batch_size / step_time
     speeds["cores"] = 1000 * CPU_COUNT / cpu_milliseconds["loader"]
@@ -208,7 +211,7 @@ def main(
     )
     print(
         f"raw requests: {len(raw.asked) / store_seconds:.0f} a second,"
-        f" {megabytes / store_seconds:.1f} MB/s"
+        f" {raw.megabytes() / store_seconds:.1f} MB/s"
     )
     limit = min(("model", "store", "cores"), key=speeds.__getitem__)
     if limit == "model" and speeds["loader"] < speeds["model"]:

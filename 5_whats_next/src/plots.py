@@ -46,7 +46,12 @@ def non_overlapping(dataset: FieldDataset) -> list[int]:
 
     _, lat, lon = dataset.coordinates(samples[-1])
     west = np.max(lon) - WIDEST * np.ptp(lat)
-    return [i for i in samples if np.min(dataset.coordinates(i)[2]) >= west]
+    shown = []
+    for sample in samples:
+        _, _, lon = dataset.coordinates(sample)
+        if np.min(lon) >= west:
+            shown.append(sample)
+    return shown
 
 
 @torch.no_grad()
@@ -112,7 +117,12 @@ def set_size(figure: Figure, first: Axes, columns: int = 1) -> None:
 def draw_place(figure: Figure, dataset: FieldDataset, samples: list[int]) -> None:
     """Where on the globe the maps lie."""
     globe = figure.add_axes((0.03, 0.89, 0.11, 0.105))
-    globe.set(xlim=(0, 360), ylim=(-90, 90), xticks=[], yticks=[])
+    globe.set(
+        xlim=(0, 360),
+        ylim=(-90, 90),
+        xticks=[],
+        yticks=[],
+    )
     globe.set_aspect("equal", anchor="N")
     globe.set_facecolor("0.7")
     # A model's grid of the ocean; where it has no points there is land.
@@ -175,7 +185,11 @@ def plot_curves(folder: Path, dataset: FieldDataset, scores: dict) -> Path:
         right.axhline(
             scores[name][rmse], linestyle="--", color=f"C{number}", label=name
         )
-    right.set(xlabel="step", ylabel=f"{rmse}, validation ({dataset.units[0]})")
+    unit = dataset.units[0]
+    right.set(
+        xlabel="step",
+        ylabel=f"validation error of {dataset.variables[0]} ({unit})",
+    )
     right.set_ylim(bottom=0)
     right.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
 
