@@ -160,7 +160,14 @@ def draw_maps(
             mesh = axis.pcolormesh(lon, lat, field, **colours)
             # Hidden values stay white, land is grey.
             land = np.where(np.isnan(true_field), 0.7, np.nan)
-            axis.pcolormesh(lon, lat, land, cmap="gray", vmin=0, vmax=1)
+            axis.pcolormesh(
+                lon,
+                lat,
+                land,
+                cmap="gray",
+                vmin=0,
+                vmax=1,
+            )
         axis.figure.colorbar(mesh, ax=axis, pad=0.01)
         axis.set(title=title, aspect="equal")
 
