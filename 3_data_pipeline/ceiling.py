@@ -113,7 +113,8 @@ class RawRequests:
             futures = self.requests.pop(tuple(batch))
             for name, future in zip(self.names[tuple(batch)], futures, strict=True):
                 answer = future.result()
-                self.sizes[name] = len(answer.value)
+                if name not in self.sizes:  # the value is copied to Python
+                    self.sizes[name] = len(answer.value)
                 assert (
                     answer.state == "value" or self.dataset.missing_chunks == "land"
                 ), "an object is lost"
