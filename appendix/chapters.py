@@ -45,7 +45,7 @@ WHOLE = {
     "tokens that its training imports": 33_300,
     "files that its training imports": 46,
     "tokens of tools": 10_400,
-    "tokens of the tools' tests": 6_450,
+    "tokens of the tools' tests": 6_500,
     "words of the appendix": 4_000,
     "words at the root": 1_200,  # README.md and CONTRIBUTING.md
 }

@@ -80,6 +80,7 @@ def connect() -> dict[str, str]:
                     f"the S3 server does not start; see {FOLDER / 'server.log'}"
                 )
             if keeper is None:
+                print("S3        a server starts on this machine", file=sys.stderr)
                 with (FOLDER / "server.log").open("wb") as log:
                     # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
                     command = [sys.executable, __file__]
