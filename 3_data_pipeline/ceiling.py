@@ -132,6 +132,17 @@ def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - cpu_start
 
 
+def bottleneck(speeds: dict[str, float]) -> str:
+    """Which of model, store, cores and loader limits; from their samples per second."""
+    limit = min(("model", "store", "cores"), key=speeds.__getitem__)
+    # The loader, if it is slower than a model for which the others would suffice, or far slower
+    # than what limits it: then one core may be full while others idle.
+    share = 1 if limit == "model" else 0.7
+    if speeds["loader"] < share * speeds[limit]:
+        limit = "loader"
+    return limit
+
+
 def main(
     file: str = "benchmark_configs/ladder.yaml",
     delay: NonNegativeFloat = 0.03,
@@ -214,10 +225,7 @@ def main(
         f"raw requests: {len(raw.asked) / store_seconds:.0f} a second,"
         f" {raw.megabytes() / store_seconds:.1f} MB/s"
     )
-    limit = min(("model", "store", "cores"), key=speeds.__getitem__)
-    if limit == "model" and speeds["loader"] < speeds["model"]:
-        limit = "loader"
-    print("bottleneck:", limit)
+    print("bottleneck:", bottleneck(speeds))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def main() -> int:
             "disk",
             disk > 3,
             f"{disk:.1f} GB free",
-            "make room: 3 GB for stores and runs",
+            "make room: 3 GB for stores and runs, 26 for the cubes of 20 GB",
         ),
         (
             "127.0.0.1",

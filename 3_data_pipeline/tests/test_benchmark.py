@@ -122,6 +122,15 @@ def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
         ceiling.main(str(file))
 
 
+def test_a_loader_that_uses_neither_store_nor_cores_is_the_bottleneck():
+    """Broken by: share = 0; loader compared with the model alone."""
+    speeds = {"store": 3000, "cores": 8500, "loader": 900}
+    assert ceiling.bottleneck(speeds | {"model": 4000}) == "loader"
+    assert ceiling.bottleneck(speeds | {"model": 1000}) == "loader"
+    assert ceiling.bottleneck(speeds | {"model": 800}) == "model"
+    assert ceiling.bottleneck(speeds | {"model": 4000, "loader": 2500}) == "store"
+
+
 @pytest.mark.parametrize(("kind", "times"), [(FastDataset, 2), (ChunkStream, 1)])
 def test_raw_requests_are_shared_as_in_the_loader(kind, times):
     """Also those that a stream has in its cache. Broken by: no done(), or no look at the kind."""
