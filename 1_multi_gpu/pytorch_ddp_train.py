@@ -1,6 +1,6 @@
 """Train on several devices in plain PyTorch: what Lightning does for you, written out.
 
-uv run torchrun --standalone --nproc-per-node 2 pytorch_ddp_train.py --trainer.accelerator cpu
+uv run torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 pytorch_ddp_train.py
 """
 
 import math

@@ -49,7 +49,8 @@ def two_ranks(tmp_path_factory):
         entries.append((script, how, settings))
         if (script, how) in STOPPED:
             entries.append((script, "", [*settings, f"--resume={output}/run_1"]))
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "tests/two_ranks.py"]
+    command = [*TORCHRUN, "--standalone", "--local-addr=127.0.0.1"]
+    command += ["--nproc-per-node=2", "tests/two_ranks.py"]
     return folders, finish(start(output, json.dumps(entries), command=command), 1)
 
 

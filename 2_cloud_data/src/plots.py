@@ -128,7 +128,7 @@ def draw_place(figure: Figure, dataset: FieldDataset, samples: list[int]) -> Non
     # A model's grid of the ocean; where it has no points there is land.
     ocean = xr.load_dataset(Path(iris_sample_data.path) / "orca2_votemper.nc")
     ocean_lon = ocean["nav_lon"].where(ocean["votemper"].notnull()) % 360
-    globe.scatter(ocean_lon, ocean["nav_lat"], color="white", marker="s", s=2)
+    globe.scatter(ocean_lon, ocean["nav_lat"], s=2, color="white", linewidths=0)
     for sample in samples:
         _, lat, lon = dataset.coordinates(sample)
         for turn in (-360, 0, 360):  # longitudes may begin anywhere

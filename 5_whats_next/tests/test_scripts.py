@@ -257,7 +257,10 @@ def test_a_study_of_another_window_ends_at_once(monkeypatch, study):
 
 
 def test_a_store_for_each_year_is_joined(tmp_path):
-    """By the README's script. Broken by: range(1980, 1982) there; select after concat (no u10 reads as NaN)."""
+    """By the README's script.
+
+    Broken by: range(1980, 1982) there; select after concat, when a year without u10 reads as NaN.
+    """
     blocks = re.findall(
         r"```python\n(.*?)```", (CHAPTER / "README.md").read_text(), re.DOTALL
     )
@@ -275,5 +278,5 @@ def test_a_store_for_each_year_is_joined(tmp_path):
     xr.testing.assert_equal(joined.load(), fields.reset_coords(drop=True))
     shutil.rmtree(tmp_path / "1982.zarr")
     fields[["t2m"]].isel(time=slice(24, 36)).to_zarr(tmp_path / "1982.zarr")
-    with pytest.raises(UserError, match="1982.zarr.*u10|u10.*1982.zarr"):
+    with pytest.raises(UserError, match=r"1982\.zarr"):
         exec(script, {})
