@@ -110,7 +110,7 @@ def main() -> None:
     step_ms = steps.mean()
     product, copy = machine_speed(training.device, DTYPES[options.precision])
     computing = flops / product
-    # An estimate of what a step moves: what is kept, and the state, are each written and read once.
+    # The least that a step moves: what is kept, and the state, are each written and read once.
     moving = 2 * (saved_bytes + state) / copy
 
     print(training.describe())
@@ -120,8 +120,8 @@ def main() -> None:
     print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product")
     print(f"            {copy / 1e9:.0f} GB/s in a copy")
     print(f"measured    {step_ms:.1f} ms, MFU {1e3 * computing / step_ms:.1%}")
-    bound = "computing" if computing > moving else "memory"
-    print(f"at best     {1e3 * max(computing, moving):.1f} ms, bound by {bound}")
+    print(f"at best     {1e3 * computing:.1f} ms to compute, and")
+    print(f"            {1e3 * moving:.1f} ms or more to move memory")
 
 
 if __name__ == "__main__":

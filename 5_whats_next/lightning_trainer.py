@@ -5,11 +5,13 @@ uv run python -m lightning_trainer fit -c config/two_processes.yaml
 uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
 """
 
+import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -24,7 +26,7 @@ from src.optim import make_optimizer
 from src.resume import hold
 from src.tracking import new_run_folder
 
-# Without this file there would be no Report and no StopAndSave; -c adds to it.
+# Without this file there would be no Report and no StopAndSave; -c adds to it. A list replaces its.
 DEFAULT = {
     "default_config_files": [f"{CHAPTER}/config/cli_config.yaml"],
     "allow_abbrev": False,
@@ -61,6 +63,7 @@ class AutoencoderCLI(LightningCLI):
         # Each run gets a folder of its own; a resumed training stays in its checkpoint's.
         if self.subcommand == "fit" and config.ckpt_path:
             folder = Path(config.ckpt_path).resolve().parents[1]
+            check_resume(config, folder)
             config.trainer.default_root_dir = str(folder)
         elif rank_zero_only.rank == 0:
             folder = new_run_folder(CHAPTER / "output").resolve()
@@ -79,8 +82,23 @@ def launch_ranks(trainer: Namespace) -> None:
         sys.exit(launch(int(devices)))
 
 
+def check_resume(config: Namespace, folder: Path) -> None:
+    """Raise UserError if the checkpoint's step is one among other samples, or in another order."""
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    data = json.loads(json.dumps(config.data.as_dict()))  # lists for tuples
+    data.pop("seed")  # linked, so the file does not repeat it
+    if data != saved["data"] or config.seed_everything != saved["seed_everything"]:
+        raise UserError(
+            f"--ckpt_path: that run has other data, or another seed: -c {folder}/config.yaml"
+        )
+
+
 def check_trainer(trainer: Namespace) -> None:
     """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
+    if "StopAndSave" not in str(trainer.callbacks):
+        raise UserError(
+            "trainer.callbacks: a list replaces ours; add with --trainer.callbacks+="
+        )
     if trainer.accelerator in ("auto", "cuda"):
         trainer.accelerator = choose_device(trainer.accelerator).type
     if trainer.gradient_clip_algorithm not in (None, "norm"):

@@ -32,15 +32,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # Tokens of code, tokens of tests, words.
 LIMITS = {
     "0_setup": (11_650, 5_450, 2_400),
-    "1_multi_gpu": (6_450, 4_550, 2_600),
+    "1_multi_gpu": (6_600, 4_600, 2_600),
     "2_cloud_data": (11_700, 9_950, 2_800),
     "3_data_pipeline": (8_750, 6_050, 2_830),
     "4_model_profiling": (6_500, 3_000, 2_600),
-    "5_whats_next": (13_800, 15_550, 3_400),
+    "5_whats_next": (13_800, 15_550, 3_420),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {
-    "tokens of the last chapter": 41_900,
+    "tokens of the last chapter": 42_000,
     "its files": 58,
     "tokens that its training imports": 33_300,
     "files that its training imports": 46,

@@ -38,4 +38,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint. Raises UserError if it is damaged."""
-        return read_checkpoint(Path(path))
+        checkpoint = read_checkpoint(Path(path))
+        # ModelCheckpoint forgets the best score if the run's folder was moved: the next epoch would
+        # then replace best.ckpt, however bad it is.
+        for state in checkpoint.get("callbacks", {}).values():
+            if "dirpath" in state:
+                state["dirpath"] = str(Path(path).resolve().parent)
+        return checkpoint

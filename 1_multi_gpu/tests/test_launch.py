@@ -14,7 +14,7 @@ PROGRAM = r"""
 import os, signal, sys, time
 from src import launch
 
-launch.PATIENCE = 1
+launch.SECONDS_FOR_OTHERS = 1
 if not launch.has_rank():
     sys.exit(launch.launch(2))
 if os.environ["LOCAL_RANK"] == "0":

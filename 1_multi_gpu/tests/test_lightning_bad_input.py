@@ -43,19 +43,20 @@ def test_the_command_line_refuses(monkeypatch, tmp_path):
         "gradient_clip_algorithm=value",
         "strategy=fsdp",
         "max_steps=6",
+        "callbacks=[]",
         "max_epochs=-1",
         "check_val_every_n_epoch=4",
         "val_check_interval=3",
     ):
         with pytest.raises(
             UserError,
-            match=r"step per batch|chapter 5|by the norm|with ddp|max_steps|each epoch",
+            match=r"step per batch|chapter 5|by the norm|with ddp|max_steps|each epoch|replaces",
         ):
             call(monkeypatch, "fit", f"--trainer.{setting}", script=lightning_trainer)
 
 
 def test_a_checkpoint_can_be_read_or_is_refused(tmp_path):
-    """Broken by: no get_unsafe_globals_in_checkpoint in save_checkpoint; no load_checkpoint."""
+    """Broken by: no get_unsafe_globals_in_checkpoint; no load_checkpoint; no dirpath in it."""
     disk = AtomicCheckpointIO()
     path = tmp_path / "last.ckpt"
     disk.save_checkpoint({"global_step": 1}, path)
@@ -63,6 +64,10 @@ def test_a_checkpoint_can_be_read_or_is_refused(tmp_path):
     with pytest.raises(UserError, match="could read pathlib"):
         disk.save_checkpoint(unreadable, path)
     assert disk.load_checkpoint(path) == {"global_step": 1}
+    # Of a folder that was moved.
+    disk.save_checkpoint({"callbacks": {"best": {"dirpath": "before"}}}, path)
+    callbacks = disk.load_checkpoint(path)["callbacks"]
+    assert callbacks == {"best": {"dirpath": str(tmp_path)}}
     assert list(tmp_path.iterdir()) == [path]
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(UserError, match=r"cannot resume from .*last.ckpt"):

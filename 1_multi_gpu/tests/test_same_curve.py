@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from src.config import CHAPTER
+from src.errors import UserError
 from tests.in_phase import event
 from tests.runs import call, rows, saved, train
 
@@ -49,6 +50,9 @@ def test_the_command_line_gives_the_same_run(monkeypatch, tmp_path, capsys):
     call(monkeypatch, *advice.split(), script=cli)
     folder = tmp_path / "output" / "run_1"
     assert_raw_is_lightning(raw, folder)
+    other = ["--data.batch_size=4", f"--ckpt_path={folder}/checkpoints/last.ckpt"]
+    with pytest.raises(UserError, match="other data"):  # the step would be another one
+        call(monkeypatch, "fit", *tiny, *other, script=cli)
     for name in ("validate", "test", "predict"):
         call(
             monkeypatch,

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from src.signals import StopRequest
 
 # Seconds that the others have to end, once one of them has failed or stopped.
-PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 30)
+SECONDS_FOR_OTHERS = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 30)
 
 
 def has_rank() -> bool:
@@ -83,11 +83,11 @@ def wait_for_all(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
         time.sleep(0.05)
 
     # The others may wait for this one in a collective, in which they notice no signal but SIGKILL.
-    # It comes after PATIENCE seconds, when launch returns.
+    # It comes after SECONDS_FOR_OTHERS seconds, when launch returns.
     first = next(rank for rank, process in enumerate(ranks) if process.returncode)
     if not is_stopping:
         end_softly(ranks)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SECONDS_FOR_OTHERS
     while any(p.poll() is None for p in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
 

@@ -87,7 +87,7 @@ def test_the_operations_of_a_step_are_counted(monkeypatch, capsys):
     call(monkeypatch, *words, script=count_step)
     assert "counted     0.333 GFLOP\n" in capsys.readouterr().out
     call(monkeypatch, *OWN, "--steps=6", script=count_step)
-    assert capsys.readouterr().out.count("bound by") == 1
+    assert capsys.readouterr().out.count("at best") == 1
     with pytest.raises(UserError, match="compiled"):
         call(monkeypatch, *words, "--model.compile=true", script=count_step)
 

@@ -25,7 +25,7 @@ from src.uploader import Uploader
 
 # Seconds for the last uploads: at the end of a training; and at an error, when the machine may be
 # gone in a moment. After a signal they get what the signal leaves.
-PATIENCE, PATIENCE_ON_ERROR = 600.0, 15.0
+UPLOAD_SECONDS, UPLOAD_SECONDS_ON_ERROR = 600.0, 15.0
 TAKEN_OVER = 4  # exit code where another process has taken over the run
 
 
@@ -182,7 +182,7 @@ class CloudUploadCallback(Callback):
 
     def on_fit_end(self, *_: object) -> None:
         """Wait for the last uploads. Raises UserError if something is not in the cloud."""
-        missing = self.finish(PATIENCE)
+        missing = self.finish(UPLOAD_SECONDS)
         if missing:
             raise UserError(f"not in the cloud: {', '.join(missing)}")
 
@@ -245,5 +245,5 @@ def seconds_for_uploads(error: BaseException) -> float:
         return error.seconds_left()
     if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
         # During the last uploads, when StopAndSave has given the signals back.
-        return preemption.PATIENCE - preemption.RESERVE
-    return PATIENCE_ON_ERROR
+        return preemption.SECONDS_AFTER_SIGTERM - preemption.RESERVE
+    return UPLOAD_SECONDS_ON_ERROR

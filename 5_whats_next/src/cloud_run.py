@@ -6,9 +6,9 @@
 # PATH/RUN/owner                                 a random number of the process that uploads
 #
 # The objects' names are the list: storage shows an object when it is whole, and never half of one.
-# An upload writes what belongs to a checkpoint, then the checkpoint, then deletes older ones. No
-# name of a finished upload is written again: a kill meanwhile may lose the old object (in SeaweedFS
-# it does).
+# An upload writes what belongs to a checkpoint, then the checkpoint, then deletes older ones. The
+# name of a finished upload is written again only by a start, and only where the store's checksum is
+# not ours: a kill meanwhile may lose the old object (in SeaweedFS it does).
 
 import os
 import re
@@ -94,8 +94,6 @@ class CloudRun:
 
     def upload(self, path: Path, name: str, step: int) -> None:
         """Upload the checkpoint ``path`` as ``name``, and what belongs to it."""
-        if not is_intact(path):
-            raise DamagedFileError(f"{name} is damaged on this disk")
         if not self.owner:  # there was an outage at the start
             # Another process may train it. This one waits until it has more steps.
             if self.is_ahead(step):
@@ -103,6 +101,8 @@ class CloudRun:
             self.claim()
         self.check_owner()
         copies = self.copies()
+        if not is_intact(path):
+            raise DamagedFileError(f"{name} is damaged on this disk")
         sha256 = digest(path)
         stem = f"{Path(name).stem}-{step:09d}-{sha256[:8]}"
         is_new = f"{stem}.ckpt" not in {copy.key for copy in copies}

@@ -11,10 +11,10 @@ from src.signals import StopRequest, end_program
 
 # Many machines kill 30 seconds after SIGTERM; a cluster's job may have more. In this time the step,
 # or a validation, has to end, its checkpoint has to be written, and uploads get what is left.
-PATIENCE = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
+SECONDS_AFTER_SIGTERM = float(os.environ.get("SECONDS_AFTER_SIGTERM") or 24)
 RESERVE = 2.0  # seconds of them to end after the last upload
 # Before a training begins, nothing has to be saved. Less than SLURM's KillWait of 30 seconds.
-PATIENCE_AT_START = min(10, PATIENCE)
+SECONDS_AT_START = min(10, SECONDS_AFTER_SIGTERM)
 
 
 class StoppedBySignal(SystemExit):
@@ -30,16 +30,16 @@ class StoppedBySignal(SystemExit):
 
 
 class TimedStopRequest(StopRequest):
-    """StopRequest that ends the process if PATIENCE seconds after SIGTERM it still runs."""
+    """StopRequest that ends the process if it still runs SECONDS_AFTER_SIGTERM."""
 
     def __init__(self) -> None:
-        watch_for_sigterm(PATIENCE)
+        watch_for_sigterm(SECONDS_AFTER_SIGTERM)
         self.deadline = 0.0
         super().__init__()
 
     def receive(self, number: int, frame: object) -> None:
         """Remember the first signal and its time; a second Ctrl-C ends the process at once."""
-        self.deadline = self.deadline or time.monotonic() + PATIENCE
+        self.deadline = self.deadline or time.monotonic() + SECONDS_AFTER_SIGTERM
         super().receive(number, frame)
         if number == signal.SIGINT:
             # Not with an exception, after which uploads would get some seconds.
@@ -53,15 +53,17 @@ class TimedStopRequest(StopRequest):
 
     def ending(self, number: int) -> StoppedBySignal:
         """How a training ends for a signal that this rank, or another one, has got."""
-        return StoppedBySignal(number, self.deadline or time.monotonic() + PATIENCE)
+        return StoppedBySignal(
+            number, self.deadline or time.monotonic() + SECONDS_AFTER_SIGTERM
+        )
 
 
 def end_program_in_time() -> None:
     """Let SIGTERM end the program also where Python handles none: ranks wait for one another."""
-    is_handled = watch_for_sigterm(PATIENCE_AT_START)
+    is_over = watch_for_sigterm(SECONDS_AT_START)
 
     def end(number: int, frame: object) -> None:
-        is_handled.set()
+        is_over.set()
         end_program(number, frame)
 
     signal.signal(signal.SIGTERM, end)

@@ -352,7 +352,7 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, capsys):
     Broken by: no flush in finish; max_steps taken for a failure; no comparison in on_train_start;
     checkpoint_every_n_steps alone in StopAndSave; no rmtree in open.
     """
-    monkeypatch.setattr("src.callbacks.PATIENCE", 2)
+    monkeypatch.setattr("src.callbacks.UPLOAD_SECONDS", 2)
     fail(monkeypatch, proxy, Fault("reset", math.inf, "PUT"))
     words = ["max_steps=7", "checkpoint_every_n_steps=0", "upload_every_n_steps=2"]
     with pytest.raises(UserError, match=r"^not in the cloud: (best.ckpt, )?last.ckpt$"):

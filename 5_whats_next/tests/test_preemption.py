@@ -18,7 +18,10 @@ from tests.runs import TWO_RANKS, start, wait_for_step
 
 pytestmark = pytest.mark.slow
 RUNS = "s3://embedded/tests"
-IMPATIENT = "import lightning_train as t; from src import preemption as p; p.PATIENCE = 2; t.main()"
+IMPATIENT = (
+    "import lightning_train as t; from src import preemption as p; "
+    "p.SECONDS_AFTER_SIGTERM = 2; t.main()"
+)
 
 
 def rank_of(launcher: subprocess.Popen, rank: str) -> psutil.Process:
@@ -85,7 +88,7 @@ def test_sigterm_while_data_do_not_arrive(tmp_path):
 
     Broken by: no thread in TimedStopRequest; no kill of the workers.
     """
-    assert preemption.PATIENCE < 25
+    assert preemption.SECONDS_AFTER_SIGTERM < 25
     dataset = ["--data.dataset=tests.stalled.StalledDataset", "--data.num_workers=2"]
     process, folder = (
         start(tmp_path, *dataset, command=["-c", IMPATIENT]),
@@ -102,7 +105,7 @@ PROGRAM = """import os, signal, sys, threading, time
 from src import preemption
 from src.signals import exit_at_signals
 exit_at_signals()
-preemption.PATIENCE_AT_START = 0.1
+preemption.SECONDS_AT_START = 0.1
 preemption.end_program_in_time()
 if sys.argv[1] == "hangs":
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

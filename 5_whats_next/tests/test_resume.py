@@ -291,7 +291,9 @@ def test_a_signal_in_any_phase(monkeypatch, tmp_path, phase):
     Or no switch_off in setup: after the sanity validation Lightning ends with 0.
     """
     function, number, step = PHASES[phase]
-    monkeypatch.setattr(preemption, "PATIENCE", 1e6)  # of this test's process
+    monkeypatch.setattr(
+        preemption, "SECONDS_AFTER_SIGTERM", 1e6
+    )  # of this test's process
     only_at_the_end = ["checkpoint_every_n_steps=0", "upload_every_n_steps=0"]
     with (
         pytest.raises(SystemExit) as ended,
@@ -346,8 +348,8 @@ def test_an_error_does_not_cut_the_last_uploads(monkeypatch, tmp_path, capsys):
 
 
 def test_uploads_get_what_a_signal_leaves(monkeypatch):
-    """Broken by: PATIENCE_ON_ERROR for every exception."""
-    monkeypatch.setattr(preemption, "PATIENCE", 100)
+    """Broken by: UPLOAD_SECONDS_ON_ERROR for every exception."""
+    monkeypatch.setattr(preemption, "SECONDS_AFTER_SIGTERM", 100)
     waits = []
     monkeypatch.setattr(
         callbacks.CloudUploadCallback, "finish", lambda _, s: waits.append(s)

@@ -32,8 +32,7 @@ class LookAhead(Sampler[list[int]]):
         for batch in self.batches:
             self.dataset.prefetch(batch)
             announced.append(batch)
-            # Begin slowly: the first batch would share the network with all others. So with each
-            # that is yielded, twice as many are under way, up to batches_ahead.
+            # If all were asked for at once, the first would come last: so 1, 3, 7, … are under way.
             if len(announced) > ahead:
                 yield announced.popleft()
                 ahead = min(2 * ahead + 1, self.dataset.batches_ahead)

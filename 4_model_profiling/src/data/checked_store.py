@@ -1,4 +1,4 @@
-"""A Zarr store in which no fault goes unseen: a read ends in time, and a lost chunk raises."""
+"""A Zarr store whose reads end in time, and in which a lost chunk raises."""
 
 import asyncio
 import functools
@@ -29,8 +29,8 @@ BOTO_SETTINGS = {
     # s3fs does the retries: botocore's own ones in them would multiply.
     "connect_timeout": 2,
     "read_timeout": SILENT_SECONDS,
-    # In the form that botocore makes of it, in place: a changed setting would be a new one for
-    # fsspec, which then opens a second session, for 0.1 s.
+    # In botocore's final form: it rewrites this dict, and for a changed one fsspec would open a
+    # second session.
     "retries": {"total_max_attempts": 1, "mode": "legacy"},
     # At the same time; more requests wait. The default is ten.
     "max_pool_connections": 256,
@@ -127,7 +127,7 @@ class CheckedStore(WrapperStore[Store]):
         prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """The object, or a part of it; None if it is absent. A request that fails comes again."""
+        """The object, or a part of it; None if it is absent. A failed request is tried again."""
         is_metadata = key.endswith(METADATA)
         try:
             async with asyncio.timeout(self.patience):

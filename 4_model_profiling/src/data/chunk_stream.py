@@ -51,7 +51,7 @@ class ChunkStream(FastDataset):
         # A rank reads the blocks of its own streams alone, until the first stream ends. Then its
         # windows come from all that are left, so for a while some chunks are read more than once.
         num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
-        # A rank takes part in this many streams; in all of them, if the numbers have no divisor.
+        # A rank takes part in this many streams; in all, if the numbers have no common divisor.
         own_streams = streams // math.gcd(streams, num_ranks)
         num_blocks = own_streams * (held * reach + 1)
         self.cache_mb = max(self.cache_mb, 1.2 * num_blocks * block_mb)

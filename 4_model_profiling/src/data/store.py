@@ -1,4 +1,4 @@
-"""Zarr stores on S3, GCS, any storage of fsspec, or a disk, read so that no fault goes unseen.
+"""Zarr stores on S3, GCS, any storage of fsspec, or a disk.
 
 s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
 s3://BUCKET/NAME       any other S3; keys, AWS_ENDPOINT_URL and AWS_REGION from the environment or
