@@ -110,8 +110,10 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
 
 def set_size(figure: Figure, first: Axes, columns: int = 1) -> None:
     """Four maps in the shape of the ``first`` one below one another, in each column."""
-    height = 12 * first.dataLim.height / first.dataLim.width
-    figure.set_size_inches(12 * columns, 4 * min(height, 2) + 2)
+    shape = first.dataLim.height / first.dataLim.width
+    height = min(11 * shape, 2)
+    width = max(height / shape + 1, 7)
+    figure.set_size_inches(width * columns, 4 * height + 2)
 
 
 def draw_place(figure: Figure, dataset: FieldDataset, samples: list[int]) -> None:
