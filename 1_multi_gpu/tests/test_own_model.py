@@ -29,7 +29,7 @@ BLOCKS = re.findall(
     block for block in BLOCKS if "def train_dataloader" in block and block != MODEL
 ]
 (CHECK,) = [block for block in BLOCKS if "def samples_of_steps" in block]
-(SAMPLER,) = [block for block in BLOCKS if "import ResumableBatches" in block]
+(SAMPLER,) = [block for block in BLOCKS if "ResumableBatches, Res" in block]
 
 
 def run(code: str, name: str) -> ModuleType:
