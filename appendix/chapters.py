@@ -34,9 +34,9 @@ LIMITS = {
     "0_setup": (11_700, 5_450, 2_400),
     "1_multi_gpu": (6_600, 4_600, 2_600),
     "2_cloud_data": (11_700, 9_950, 2_800),
-    "3_data_pipeline": (8_750, 6_050, 2_840),
+    "3_data_pipeline": (8_750, 6_050, 2_880),
     "4_model_profiling": (6_500, 3_000, 2_600),
-    "5_whats_next": (13_800, 15_550, 3_420),
+    "5_whats_next": (13_800, 15_550, 3_430),
 }
 CHAPTERS = list(LIMITS)
 WHOLE = {

@@ -18,7 +18,7 @@ def worker_init_fn(worker_id: int) -> None:
     # No seeds here: PyTorch has given each worker its own.
     # Ctrl-C and SIGTERM reach workers too, but the training may need one more batch before it
     # saves. So they go on; a second SIGTERM ends a worker. one_line_errors kills those that are
-    # left after an error: copy src/errors.py and src/signals.py as well.
+    # left after an error: with this function copy src/errors.py and src/signals.py, too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL)
