@@ -87,7 +87,7 @@ def check_resume(config: Namespace, folder: Path) -> None:
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     data = json.loads(json.dumps(config.data.as_dict()))  # lists for tuples
     data.pop("seed")  # linked, so the file does not repeat it
-    if data != saved["data"] or config.seed_everything != saved["seed_everything"]:
+    if data != saved.get("data") or config.seed_everything != saved["seed_everything"]:
         raise UserError(
             f"--ckpt_path: that run has other data, or another seed: -c {folder}/config.yaml"
         )

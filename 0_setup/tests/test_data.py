@@ -22,6 +22,8 @@ from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
 from src.errors import UserError
+from src.model.pytorch_model import MaskedAutoencoder
+from src.plots import plot_reconstructions
 from src.report import samples_to_score
 from tests.runs import call, finish, start
 
@@ -137,6 +139,13 @@ def test_a_large_validation_is_scored_on_all_columns():
     """Broken by: every n-th sample in samples_to_score, with n a multiple of the columns."""
     assert len({sample % 40 for sample in samples_to_score(40_000)}) == 40
     assert samples_to_score(54) == list(range(54))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 32), (1, 2, 2, 64)])
+def test_a_picture_of_a_row_and_of_a_wide_window(tmp_path, shape):
+    """Broken by: west without np.min(lon); no second max in set_size."""
+    model = MaskedAutoencoder(shape, patch_size=(1, 1, 8))
+    assert plot_reconstructions(model, DummyDataset("val", shape), tmp_path).exists()
 
 
 def test_cifar10_is_read(monkeypatch):

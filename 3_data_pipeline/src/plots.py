@@ -44,8 +44,9 @@ def non_overlapping(dataset: FieldDataset) -> list[int]:
             samples.append(sample)
             covered |= points
 
+    # The last sample stays, however wide it is.
     _, lat, lon = dataset.coordinates(samples[-1])
-    west = np.max(lon) - WIDEST * np.ptp(lat)
+    west = min(np.min(lon), np.max(lon) - WIDEST * np.ptp(lat))
     shown = []
     for sample in samples:
         _, _, lon = dataset.coordinates(sample)
@@ -100,7 +101,8 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     set_size(figure, axes[0, 0], columns)
     # The empty line leaves room for the globe.
     figure.suptitle(f"{dates[middle]!s:.10}; grey: no value (land or a gap)\n")
-    if hasattr(dataset, "grid"):  # images have no place
+    grid = getattr(dataset, "grid", None)  # images have no place
+    if grid is not None and getattr(grid, "has_degrees", True):
         figure.supxlabel("longitude (°E)")
         figure.supylabel("latitude (°N)")
         draw_place(figure, dataset, samples)
@@ -111,6 +113,7 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
 def set_size(figure: Figure, first: Axes, columns: int = 1) -> None:
     """Four maps in the shape of the ``first`` one below one another, in each column."""
     shape = first.dataLim.height / first.dataLim.width
+    shape = max(shape, 1 / WIDEST)  # a single row has no height
     height = min(11 * shape, 2)
     width = max(height / shape + 1, 7)
     figure.set_size_inches(width * columns, 4 * height + 2)
