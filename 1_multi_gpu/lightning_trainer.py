@@ -20,6 +20,7 @@ from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
 from src.optim import make_optimizer
+from src.quiet import hide_two_messages
 from src.tracking import new_run_folder
 
 # Without this file there would be no Report and no StopAndSave; -c adds to it. A list replaces its.
@@ -116,6 +117,7 @@ def check_trainer(trainer: Namespace) -> None:
 
 def main() -> None:
     """Read the command line and run the subcommand."""
+    hide_two_messages()
     # A resumed run writes its config.yaml again.
     AutoencoderCLI(
         AutoencoderModule,

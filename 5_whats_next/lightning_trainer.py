@@ -23,6 +23,7 @@ from src.errors import UserError, one_line_errors
 from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
 from src.optim import make_optimizer
+from src.quiet import hide_two_messages
 from src.resume import hold
 from src.tracking import new_run_folder
 
@@ -118,6 +119,7 @@ def check_trainer(trainer: Namespace) -> None:
 
 def main() -> None:
     """Read the command line and run the subcommand."""
+    hide_two_messages()
     configure_libraries()
     # As in lightning_train.py.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
