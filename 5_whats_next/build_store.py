@@ -25,6 +25,7 @@ from zarr.codecs import ZstdCodec
 
 from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean
+from src.data.chunks import DECODING_ERRORS
 from src.data.statistics import grid_of
 from src.data.store import (
     AXES,
@@ -115,7 +116,8 @@ def version(file: str) -> tuple[str, int, int]:
 def pack(url: str, chunk: Window) -> None:
     """Add a copy with all variables in each chunk: a window of all needs fewer requests.
 
-    Run it again after values of the store were corrected: no reader notices an old copy.
+    Run it again after values of the store were corrected: no reader notices an old copy. Raises
+    UserError if the store has something else of the name "packed".
 
     Args:
         url: a store that is finished, without levels, and without chunks left out for land.
@@ -129,6 +131,9 @@ def pack(url: str, chunk: Window) -> None:
     shape = (len(fields), *[fields.sizes[axis] for axis in AXES])
     about = {"chunk": chunk, "variables": list(fields), "grid": grid_of(fields)}
     store = open_store(f"{url}/packed", read_only=False)
+    with contextlib.suppress(FileNotFoundError, *DECODING_ERRORS):
+        if "grid" not in zarr.open(store, mode="r").attrs:
+            raise UserError(f"{url}/packed: it is no copy of ours, and would be lost")
     group = zarr.create_group(store, attributes=about, overwrite=True)
     copy = group.create_array(
         "fields",

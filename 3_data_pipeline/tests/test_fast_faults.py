@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -126,7 +127,8 @@ def read_all(settings: dict) -> None:
 def test_a_packed_copy_has_to_be_whole_and_can_be_mended(monkeypatch, tmp_path, capsys):
     """Broken by: consolidated metadata before the values: it would say at once that it is finished.
 
-    Or no pack in mend; dask arrays of more than some steps, which take gigabytes; no min() in pack.
+    Or no look at what is there, in pack, and no min(); no pack in mend; dask arrays of more than
+    some steps, which take gigabytes.
     """
     url = str(tmp_path)
     cube = ["cube", "--months=36", "--height=18", "--width=36", "--chunk=[15,9,18]"]
@@ -143,6 +145,11 @@ def test_a_packed_copy_has_to_be_whole_and_can_be_mended(monkeypatch, tmp_path, 
             raise InterruptedError
         await write(store, key, value)
 
+    zarr.create_group(tmp_path / "packed", attributes={"title": "theirs"})
+    with pytest.raises(UserError, match="would be lost"):
+        pack(url, (5, 9, 9))
+    assert zarr.open_group(tmp_path / "packed").attrs["title"] == "theirs"
+    shutil.rmtree(tmp_path / "packed")
     with (
         patch.object(LocalStore, "set", write_until_killed),
         pytest.raises(InterruptedError),
