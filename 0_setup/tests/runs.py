@@ -47,7 +47,7 @@ def start(
 def finish(process: subprocess.Popen, exit_code: int = 0) -> str:
     """What a process prints until it ends, with this exit code; one that hangs is killed."""
     try:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=500)
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)

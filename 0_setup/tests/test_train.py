@@ -1,5 +1,6 @@
 """The train script: what a run leaves behind, that it repeats, and that it survives a kill."""
 
+import contextlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import pytorch_train
@@ -126,8 +128,10 @@ def test_a_signal_saves_and_ends(tmp_path):
     os.killpg(process.pid, number)
     output = finish(process, 128 + number)
     assert f"stopped after step {saved(folder)['step']}; go on with --resume" in output
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # no worker is left
+    with contextlib.suppress(ProcessLookupError):
+        while True:  # until the last worker has ended
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -170,7 +174,7 @@ def test_wandb_that_is_killed_ends_nothing(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # minutes beside other work
+@pytest.mark.timeout(1800)  # minutes beside other work
 def test_the_default_run_beats_three_baselines_and_loses_to_the_fourth(tmp_path):
     """With the scores of the README, in a copy of the chapter. Broken by: lr 4e-5."""
     chapter = tmp_path / "elsewhere"

@@ -81,6 +81,9 @@ def test_a_failing_endpoint_ends_within_its_patience(monkeypatch, proxy):
     Broken by: no timeout in CheckedStore.get; UserError in bad_chunks; no add_retryable_error: a
     server that restarts would end a training.
     """
+    CloudDataset(
+        "train", **SETTINGS
+    )  # begins the session with the server, which takes time
     settings = SETTINGS | {"patience": 3}
     dataset = CloudDataset("train", **settings)
     # Fields and statistics are opened side by side, so either may be the first.
@@ -194,7 +197,7 @@ def flip_a_bit(path: Path) -> None:
         path.write_bytes(content)
         try:
             changed = Zstd().decode(bytes(content))
-        except RuntimeError:
+        except (RuntimeError, MemoryError):  # the bit may be one of the size
             return
 
 

@@ -119,7 +119,7 @@ def test_parts_of_a_batch_give_the_curve_of_the_whole(monkeypatch, tmp_path):
     ]
     command = [*TWO_RANKS, "tests/waits.py"]
     process = start(tmp_path, *parts, *ranks, command=command)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 143, output
     torch.testing.assert_close(
         curve(tmp_path / "run_1"), whole[2:30:3], rtol=1e-5, atol=0
@@ -139,7 +139,7 @@ def test_two_compiled_ranks_give_the_curve_of_one(monkeypatch, tmp_path):
     one = curve(train(monkeypatch, tmp_path / "one", *settings, script=lightning_train))
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--model.compile=true"]
     process = start(tmp_path, *settings, *ranks, command=["-c", TWO_COMPILED_RANKS])
-    output, _ = process.communicate(timeout=250)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output
     torch.testing.assert_close(curve(tmp_path / "run_1"), one, rtol=1e-4, atol=0)
 

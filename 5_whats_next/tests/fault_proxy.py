@@ -51,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
 
 # Runs in a `with` block; its faults may change meanwhile.
 class FaultyProxy(ThreadingHTTPServer):
+    request_queue_size = 128  # with the default of 5, some of many wait for a second
+
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.upstream, self.url = (

@@ -151,7 +151,7 @@ def test_a_full_disk_ends_two_ranks(tmp_path):
     with full_disk():
         command = [*TWO_RANKS, "lightning_train.py"]
         process = start(tmp_path, *settings, command=command)
-    console, _ = process.communicate(timeout=200)
+    console, _ = process.communicate(timeout=500)
     assert process.returncode == 1, console
     assert re.search(f"^error: {CANNOT_WRITE}", console, re.MULTILINE)
     # The other rank has lost its connection, and says so.

@@ -366,6 +366,7 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, capsys):
     assert saved_step(files / "last.previous.ckpt") == 6
 
     proxy.faults = []
+    monkeypatch.setattr("src.callbacks.UPLOAD_SECONDS", 600)
     with pytest.raises(SystemExit, match="0"):
         training(monkeypatch, tmp_path, *words)
     console = capsys.readouterr().out

@@ -320,7 +320,7 @@ def test_a_signal_to_one_rank(tmp_path, phase, rank):
     settings += [f"--trainer.run_name={tmp_path.name}", SANITY_BATCHES]
     words = ["-m", "tests.in_phase", function, str(number), str(rank)]
     process = start(tmp_path, *settings, command=words)
-    console, _ = process.communicate(timeout=60)
+    console, _ = process.communicate(timeout=500)
     assert process.returncode == 143, console
     folder = tmp_path / tmp_path.name
     assert newest_intact(folder / "checkpoints")[1] == step

@@ -119,6 +119,7 @@ def test_preflight(monkeypatch, capsys):
         "--data.num_workers=2",
     ]
     monkeypatch.setattr("shutil.disk_usage", lambda _: mock.Mock(free=1))
+    monkeypatch.setattr(preflight, "SHM", CHAPTER)  # macOS has none
     monkeypatch.setattr(
         "src.data.pytorch_dataset.DummyDataset.__getitem__", lambda *_: (BAD, 0)
     )

@@ -33,7 +33,7 @@ def results(monkeypatch, folder, parts: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("parts", [PARTS, LONG_PARTS])
 def test_each_part_runs_on_a_processor(monkeypatch, tmp_path, parts):
     """Broken by: a setting that is gone."""

@@ -105,7 +105,7 @@ def test_a_machine_that_is_lost_ends_the_other(machines, tmp_path, fault):
         machines[1].close()
     else:
         machines[1].run("ip", "link", "set", "card", "down")
-    text, _ = processes[0].communicate(timeout=120)
+    text, _ = processes[0].communicate(timeout=500)
     assert processes[0].returncode == 1
     assert "\nlost      rank 1 on beta, 192.0.2.2\n" in text
 

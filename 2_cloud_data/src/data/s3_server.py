@@ -22,7 +22,7 @@ import sysconfig
 import time
 import urllib.request
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dotenv import dotenv_values
@@ -101,13 +101,15 @@ def answers(url: str) -> bool:
 
 def free_ports() -> dict[str, int]:
     """A port that nobody listens on, for each of PORTS."""
-    with ExitStack() as stack:
-        # All ports are open at the same time, so none comes twice.
-        ports = {}
-        for name in PORTS:
-            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            ports[name] = listening.getsockname()[1]
-        return ports
+    free: set[int] = set()
+    while len(free) < len(PORTS):
+        # Linux gives ports from 32768 on to whoever asks for any, also before a server has started
+        # that was told to use one, or while it starts again.
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.socket() as candidate:
+            candidate.bind(("127.0.0.1", port))
+            free.add(port)
+    return dict(zip(PORTS, free, strict=True))
 
 
 @contextmanager
