@@ -96,7 +96,7 @@ def train(
     checkpoints = tracker.folder / "checkpoints"
     checkpoint_every = settings.checkpoint_every_n_steps or total_steps
     picture_every = settings.picture_every_n_epochs or math.inf
-    # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
+    # The loader asks for the step when an epoch begins: after a resume it may be inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()
     bar = tqdm(total=total_steps, initial=state.step, disable=None)
@@ -112,7 +112,7 @@ def train(
             x, index = (part.to(device, non_blocking=is_pinned) for part in batch)
             output = state.model(x, index, epoch)
 
-            # Loss: the mean over hidden ocean values; 0 for a batch without any, all land.
+            # Loss: the mean over hidden ocean values. Land alone has none: its loss is 0.
             loss = output.squared_error / output.valid_count.clamp(min=1)
 
             # Backward.
@@ -153,7 +153,7 @@ def train(
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
 
-            # Save. == and not >=: config.yaml keeps max_steps, and a resumed run has to go past it.
+            # Save. == and not >=: a run that is resumed behind max_steps goes on to its end.
             is_stopping = stop.number > 0 or state.step == settings.max_steps
             if is_epoch_end or is_stopping or state.step % checkpoint_every == 0:
                 state.save(checkpoints / "last.pt")

@@ -108,7 +108,7 @@ def build_training(
         log_every_n_steps=settings.log_every_n_steps,
         deterministic="warn" if settings.deterministic else False,
         default_root_dir=folder,
-        use_distributed_sampler=False,  # ResumableBatches shares the batches out
+        use_distributed_sampler=False,  # our loaders share the samples out
         logger=False,  # Report does it
         enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
         plugins=[AtomicCheckpointIO()],

@@ -120,7 +120,7 @@ def train(
     checkpoints = tracker.folder / "checkpoints" if tracker else Path()
     checkpoint_every = settings.checkpoint_every_n_steps or total_steps
     picture_every = settings.picture_every_n_epochs or math.inf
-    # The loader asks for the step when an epoch begins: a resumed run may begin inside of one.
+    # The loader asks for the step when an epoch begins: after a resume it may be inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()
     # Rank 0 has a bar, if it writes to a terminal (tqdm's None).
@@ -184,7 +184,7 @@ def train(
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
 
-            # Save. == and not >=: config.yaml keeps max_steps, and a resumed run has to go past it.
+            # Save. == and not >=: a run that is resumed behind max_steps goes on to its end.
             # One rank alone may have got a signal. All stop by the answer, which is the same on all
             # of them: a signal during the exchange counts after the next step.
             number = max_over_ranks(stop.number)

@@ -24,8 +24,9 @@ def cost(window: Window, factor: float, itemsize: int) -> dict[str, str | float]
     maximal = 1
     mean = 1.0
     for w, c in zip(window, chunk, strict=True):
-        # Along an axis, a window of w elements touches at least w / c chunks of c, rounded up, and
-        # one more if it starts at the last element of a chunk. The mean is that over all starts.
+        # Along an axis, a window of w values touches at least w / c chunks of c values, rounded up.
+        # If it starts at the last value of a chunk, the other w - 1 need (w - 1) / c more, rounded
+        # up. The mean is that over all starts.
         minimal *= math.ceil(w / c)
         maximal *= math.ceil((w - 1) / c) + 1
         mean *= (w - 1) / c + 1

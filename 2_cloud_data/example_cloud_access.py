@@ -45,7 +45,7 @@ def main() -> None:
     )
     print("bytes 1000 to 1003:", *fs.cat_file(url, start=1000, end=1004))
 
-    # A small request takes about as long as its way to the server and back, so send many at once.
+    # Over a network a small request is mostly waiting, so send many at once.
     starts = range(0, NUM_PARTS * PART, PART)
     ends = range(PART, (NUM_PARTS + 1) * PART, PART)
     timed(

@@ -32,7 +32,8 @@ class LookAhead(Sampler[list[int]]):
         for batch in self.batches:
             self.dataset.prefetch(batch)
             announced.append(batch)
-            # If all were asked for at once, the first would come last: so 1, 3, 7, … are under way.
+            # If all were asked for at once, the first would come last. So it is asked for alone,
+            # and after it 1, 3, 7, … batches ahead of the one in use.
             if len(announced) > ahead:
                 yield announced.popleft()
                 ahead = min(2 * ahead + 1, self.dataset.batches_ahead)
