@@ -49,11 +49,12 @@ class LightningSettings(TrainerSettings):
         strategy: auto takes ddp for several devices; our clipping and pictures know no other.
         precision: numbers that a step computes in; 16-mixed needs a GPU.
         run_name: begin the run of this name, or go on with it; null makes a new one.
-        resume_policy: with a checkpoint, auto and must go on and never ends with an error; without
-            one, must ends with an error.
-        cloud_storage_path: where to upload to; null: CLOUD_STORAGE_PATH or embedded; or none.
-        upload_every_n_steps: upload inside an epoch too, and save, if checkpoint_every_n_steps is
-            0; 0 means at its end only.
+        resume_policy: auto goes on from a checkpoint, and begins if there is none; must ends with
+            an error if there is none; never ends with an error if there is one.
+        cloud_storage_path: where to upload to; null takes the variable CLOUD_STORAGE_PATH, or else
+            s3://embedded/checkpoints; none uploads nothing.
+        upload_every_n_steps: upload after so many steps, too, not only after each epoch; and save,
+            if checkpoint_every_n_steps is 0.
     """
 
     devices: PositiveInt = 1

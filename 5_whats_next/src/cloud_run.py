@@ -114,9 +114,11 @@ class CloudRun:
         self.folder.upload(path, f"{stem}.ckpt", sha256)
 
         self.check_owner()  # again: this may have taken minutes
+        # Keep this checkpoint and the one before it.
         same_name = [copy for copy in copies if copy.name == name]
         older = [copy.step for copy in same_name if copy.step < step]
-        self.delete_before(max(older, default=0), name)
+        previous = max(older, default=0)
+        self.delete_before(previous, name)
 
     def delete_before(self, step: int, name: str) -> None:
         """Delete what belongs to checkpoints of this name that have fewer steps."""

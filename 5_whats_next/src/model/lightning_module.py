@@ -141,9 +141,10 @@ class AutoencoderModule(L.LightningModule):
 
     def check_finite(self) -> None:
         """Wait for the device. Raises UserError, on all ranks alike, for a non-finite gradient."""
-        if self.bad_step:
+        bad_step = int(self.bad_step)  # waits
+        if bad_step:
             raise UserError(
-                f"step {self.bad_step}: the gradient is not finite; lower optimizer.lr?"
+                f"step {bad_step}: the gradient is not finite; lower optimizer.lr?"
                 " checkpoints are from before it"
             )
         # In 16-mixed the scaler skips a step that overflows, and halves its scale. A scale below 1
