@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.config import plain
 from src.distributed import sum_over_ranks
 from src.errors import UserError
 from src.evaluation import squared_error, to_scores
@@ -38,10 +37,6 @@ class AutoencoderModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.model_settings = model  # on a line of its own: jsonargparse follows it
-        # save_hyperparameters reads the arguments from here, under these names. LightningCLI hands
-        # over numbers of jsonargparse's own types, which no checkpoint may hold.
-        optimizer = plain(optimizer or {})
-        model = plain(model)
         self.save_hyperparameters()
         self.model: Any = None
 
@@ -136,6 +131,6 @@ class AutoencoderModule(L.LightningModule):
         # has its step: https://github.com/Lightning-AI/pytorch-lightning/issues/20550
         steps = trainer.max_epochs * trainer.datamodule.steps_per_epoch
         optimizer, scheduler = make_optimizer(
-            self.model, steps, **self.hparams.optimizer
+            self.model, steps, **(self.hparams.optimizer or {})
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
