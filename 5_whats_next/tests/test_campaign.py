@@ -15,4 +15,4 @@ NUM_CASES = int(os.environ.get("CAMPAIGN", "6"))
 def test_some_cases_of_the_campaign():
     """Broken by: no metrics.csv in the cloud; a step of its own in the checkpoint."""
     cases = random.sample(CASES, NUM_CASES)
-    assert all(campaign(cases).values()), cases
+    assert "lost" not in campaign(cases).values(), cases

@@ -11,7 +11,6 @@ import sys
 from unittest import mock
 from zipfile import ZipFile
 
-import lightning_train
 import pytest
 import torch
 
@@ -131,10 +130,10 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(monkeypatch, tmp_path):
     """Broken by: no except in save_durably; no unlink there."""
     settings = [*EVERY_STEP, "--trainer.max_steps=2"]
     with pytest.raises(SystemExit, match="0"):
-        train(monkeypatch, tmp_path, *settings, script=lightning_train)
+        train(monkeypatch, tmp_path, *settings)
     resume = [f"--resume={tmp_path}/run_1", "--trainer.max_steps=-1"]
     with full_disk(), pytest.raises(UserError, match=CANNOT_WRITE):
-        call(monkeypatch, *resume, script=lightning_train)
+        call(monkeypatch, *resume)
     steps = {path.name: read_step(path) for path in tmp_path.glob("run_1/*/*")}
     assert steps == {"last.ckpt": 2, "last.previous.ckpt": 1}
 
@@ -168,20 +167,20 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on(
     monkeypatch, tmp_path, capsys
 ):
     """In a moved folder. Broken by: no dirpath in load_checkpoint; newest_intact by time."""
-    whole = train(monkeypatch, tmp_path / "whole", *EVERY_STEP, script=lightning_train)
+    whole = train(monkeypatch, tmp_path / "whole", *EVERY_STEP)
     settings = [*EVERY_STEP, "--trainer.max_steps=6"]
     with pytest.raises(SystemExit, match="0"):
-        train(monkeypatch, tmp_path, *settings, script=lightning_train)
+        train(monkeypatch, tmp_path, *settings)
     moved = (tmp_path / "run_1").rename(tmp_path / "moved")
     os.truncate(moved / "checkpoints" / "last.ckpt", 5000)
     resume = [f"--resume={moved}", "--trainer.max_steps=-1"]
-    call(monkeypatch, *resume, script=lightning_train)
+    call(monkeypatch, *resume)
     assert "steps 5 to 12" in capsys.readouterr().out
     assert rows(moved) == rows(whole)
     for path in moved.glob("checkpoints/*.ckpt"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="no checkpoint that is intact"):
-        call(monkeypatch, *resume, script=lightning_train)
+        call(monkeypatch, *resume)
 
 
 def test_ranks_do_not_go_on_from_different_steps(monkeypatch):

@@ -9,7 +9,6 @@ import threading
 from unittest import mock
 
 import lightning as L
-import lightning_train
 import lightning_trainer
 import pytest
 import torch
@@ -143,8 +142,7 @@ def test_objects_of_earlier_versions_and_of_one_step(folder, tmp_path):
     assert cloud.read_beside(damaged, "metrics.csv") == "of an earlier version"
 
 
-@pytest.mark.parametrize("damage", ["cut", "bit"])
-def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage):
+def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys):
     """And an outage is no damage: an older one would be taken.
 
     Broken by: no digest in download; no `except` in download_name; UserError for DamagedError.
@@ -160,9 +158,8 @@ def test_a_damaged_copy_is_skipped(folder, tmp_path, monkeypatch, capsys, damage
     for number, copy in enumerate(CloudRun(folder.url, tmp_path).copies()):
         path = f"{folder.path}/{copy.key}"
         content = bytearray(folder.request("_cat_file", path))
-        content[len(content) // 2] ^= damage == "bit"
+        content[len(content) // 2] ^= 1
         folder.delete(copy.key)
-        content = content[: -1 if damage == "cut" else None]
         folder.request("_pipe_file", path, bytes(content))
         if number == 0:
             assert step_in_the_cloud(folder, tmp_path / "elsewhere") == 1
@@ -189,7 +186,7 @@ def test_a_process_that_is_behind_the_cloud(tmp_path, monkeypatch, capsys):
     newest = other.copies()[0]
     assert (newest.step, other.read_beside(newest, "metrics.csv")) == (9, "9")
     # Not refused: the later one may be damaged.
-    call(monkeypatch, f"--resume={here}", script=lightning_train)
+    call(monkeypatch, f"--resume={here}")
     assert "cloud     is ahead of step 3" in capsys.readouterr().out
 
 
@@ -222,13 +219,6 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
     assert step_in_the_cloud(folder, tmp_path / "copy") == 1
 
 
-def test_a_name_is_no_path(folder, tmp_path, monkeypatch):
-    """Broken by: path.removeprefix(self.path) for a name in sizes."""
-    found = {f"{folder.path}/../last-000000009-00000000.ckpt": {"size": 1}}
-    monkeypatch.setattr(folder, "request", lambda *_, **__: found)
-    assert not folder.sizes()
-
-
 def test_a_checksum_of_the_store_is_enough(folder, tmp_path, monkeypatch):
     """Also of a file in parts. Broken by: a read-back of each upload."""
     monkeypatch.setattr("src.cloud_folder.PART", 5 * 2**20)
@@ -248,10 +238,11 @@ def test_a_bucket_without_the_right_to_list(folder, tmp_path, monkeypatch):
     assert isinstance(refused.value.__cause__, PermissionError)  # is_hopeless
 
 
-def test_a_damaged_file_is_refused_once(folder, tmp_path, capsys):
+def test_a_damaged_file_is_refused_once(monkeypatch, folder, tmp_path, capsys):
     """An older one, which no start has read; and one that not even names its step.
 
-    Broken by: no DamagedFileError in Uploader.attempt; an error out of enqueue.
+    Broken by: no DamagedFileError in Uploader.attempt; an error out of enqueue; read_step in
+    finish; a file of step None that counts as uploaded.
     """
     cloud = upload(folder, tmp_path / "run", 2)
     path = tmp_path / "run" / "checkpoints" / "best.ckpt"
@@ -266,6 +257,8 @@ def test_a_damaged_file_is_refused_once(folder, tmp_path, capsys):
     callback.checkpoints = path.parent
     callback.uploader = Uploader(cloud)
     callback.uploader.start()
+    # The last lines read no weights; the upload has its own name for is_intact.
+    monkeypatch.setattr("src.checkpoint_files.is_intact", pytest.fail)
     assert callback.finish(60) == ["best.ckpt", "empty.ckpt"]
     console = capsys.readouterr().out
     assert "best.ckpt of step 1: NOT UPLOADED (best.ckpt is damaged" in console
@@ -283,7 +276,7 @@ def training(monkeypatch, tmp_path, *words, model="--model.depth=2"):
     ]
     name = [f"run_name={tmp_path.name}", f"cloud_storage_path={RUNS}"]
     options = [f"--trainer.{word}" for word in (*every, *name, *words)]
-    call(monkeypatch, TINY, *options, model, script=lightning_train)
+    call(monkeypatch, TINY, *options, model)
     return tmp_path / tmp_path.name
 
 
@@ -313,7 +306,7 @@ def test_a_run_comes_back_from_the_cloud_alone(monkeypatch, tmp_path, whole, cap
     for name in folder.sizes():
         folder.delete(name)
     words = [f"--resume={copy}", f"--trainer.output_dir={tmp_path}/elsewhere"]
-    call(monkeypatch, *words, "--trainer.max_steps=-1", script=lightning_train)
+    call(monkeypatch, *words, "--trainer.max_steps=-1")
     console = capsys.readouterr().out
     assert console.count(f"cloud     {RUNS}/{tmp_path.name}") == 2
     assert f"cloud     {copy}" in console
@@ -516,18 +509,6 @@ def test_what_an_earlier_job_has_left_is_uploaded_at_once(tmp_path):
         "train_upload_age_steps", 63.0, rank_zero_only=True
     )
     assert callback.finish(1) == ["gone.ckpt", "last.ckpt"]
-
-
-def test_the_last_lines_are_true_and_read_no_weights(monkeypatch, tmp_path):
-    """Broken by: read_step in finish; a damaged file, of step None, that counts as uploaded."""
-    monkeypatch.setattr("src.checkpoint_files.is_intact", pytest.fail)
-    save_durably({"global_step": 3}, tmp_path / "best.ckpt")
-    (tmp_path / "last.ckpt").write_bytes(b"")
-    callback = CloudUploadCallback("none")
-    callback.uploader = mock.Mock(uploaded={"best.ckpt": 3}, refused={})
-    callback.uploader.is_taken_over.return_value = False
-    callback.checkpoints = tmp_path
-    assert callback.finish(1) == ["last.ckpt"]
 
 
 class TrickleHandler(Handler):

@@ -145,8 +145,6 @@ def test_preflight_names_rows_that_are_never_read():
     for stride, named in ((64, "; NO WINDOW has the last 32 of 96 lat"), (32, "")):
         grid = WindowGrid(fields, (1, 64, 64), (1, stride, 64), slice(0, 12))
         assert preflight.rows_never_read(grid) == named
-    grid = WindowGrid(fields, (1, 64, 50), (1, 32, 50), slice(0, 12), True)
-    assert preflight.rows_never_read(grid) == ""  # round the globe
 
 
 # The frequency, the grid, and what each split has to reach.
