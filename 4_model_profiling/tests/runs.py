@@ -69,11 +69,3 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def saved(folder: Path, name: str = "last.ckpt") -> dict:
     return torch.load(folder / "checkpoints" / name, weights_only=True)
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    """The same losses, learning rates, validation scores and weights: to the bit."""
-    assert rows(a) == rows(b)
-    torch.testing.assert_close(
-        saved(a)["state_dict"], saved(b)["state_dict"], rtol=0, atol=0
-    )
