@@ -1,6 +1,6 @@
 """Put a distance between this machine and the embedded S3 server: each request arrives later.
 
-uv run python slow_network.py 0.03 uv run python lightning_train.py     30 ms, as to another region
+uv run python slow_network.py 0.03 uv run python lightning_train.py     30 ms, as to a bucket
 """
 
 # Requests that wait at the same time do not wait for each other: many of them hide the distance.
