@@ -153,7 +153,7 @@ def train(
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
 
-            # Save. == and not >=: a run that is resumed behind max_steps goes on to its end.
+            # Save. == and not >=: config.yaml keeps max_steps; a run resumed there goes on.
             is_stopping = stop.number > 0 or state.step == settings.max_steps
             if is_epoch_end or is_stopping or state.step % checkpoint_every == 0:
                 state.save(checkpoints / "last.pt")

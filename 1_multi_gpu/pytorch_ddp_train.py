@@ -184,7 +184,7 @@ def train(
                     state.best_loss = scores["val_loss"]
                     state.save(checkpoints / "best.pt")
 
-            # Save. == and not >=: a run that is resumed behind max_steps goes on to its end.
+            # Save. == and not >=: config.yaml keeps max_steps; a run resumed there goes on.
             # One rank alone may have got a signal. All stop by the answer, which is the same on all
             # of them: a signal during the exchange counts after the next step.
             number = max_over_ranks(stop.number)

@@ -148,7 +148,7 @@ def pack(url: str, chunk: Window) -> None:
     """Add a copy with all variables in each chunk: a window of all needs fewer requests.
 
     Run it again after values of the store were corrected: no reader notices an old copy. Raises
-    UserError if the store has something else of the name "packed".
+    UserError if the store has something else of the name "packed"; a damaged one is replaced.
 
     Args:
         url: a store that is finished, without levels, and without chunks left out for land.
@@ -163,7 +163,8 @@ def pack(url: str, chunk: Window) -> None:
     about = {"chunk": chunk, "variables": list(fields), "grid": grid_of(fields)}
     store = open_store(f"{url}/packed", read_only=False)
     with contextlib.suppress(FileNotFoundError, *DECODING_ERRORS):
-        if "grid" not in zarr.open(store, mode="r").attrs:
+        # r+: a read-only store takes metadata that are refused for absent.
+        if not about.keys() <= zarr.open(store, mode="r+").attrs.keys():
             raise UserError(f"{url}/packed: it is no copy of ours, and would be lost")
     group = zarr.create_group(store, attributes=about, overwrite=True)
     copy = group.create_array(

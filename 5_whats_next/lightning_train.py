@@ -53,8 +53,8 @@ class LightningSettings(TrainerSettings):
             an error if there is none; never ends with an error if there is one.
         cloud_storage_path: where to upload to; null takes the variable CLOUD_STORAGE_PATH, or else
             s3://embedded/checkpoints; none uploads nothing.
-        upload_every_n_steps: upload after so many steps, too, not only after each epoch; and save,
-            if checkpoint_every_n_steps is 0.
+        upload_every_n_steps: upload after so many steps, too; 0 means only after each epoch. Saves
+            as often, if checkpoint_every_n_steps is 0.
     """
 
     devices: PositiveInt = 1

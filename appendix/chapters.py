@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
     "0_setup": (11_750, 5_550, 2_400),
     "1_multi_gpu": (6_650, 4_600, 2_600),
-    "2_cloud_data": (11_700, 9_950, 2_800),
+    "2_cloud_data": (11_750, 9_950, 2_800),
     "3_data_pipeline": (8_800, 6_150, 3_050),
     "4_model_profiling": (6_500, 3_000, 2_600),
     "5_whats_next": (13_800, 15_550, 3_550),

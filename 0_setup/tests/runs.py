@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytorch_train
@@ -53,6 +54,14 @@ def finish(process: subprocess.Popen, exit_code: int = 0) -> str:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == exit_code, output
     return output
+
+
+def wait_until_gone(group: int) -> None:
+    """Return as soon as no process of a group is left; what was killed may take a moment."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            time.sleep(0.1)
 
 
 def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:

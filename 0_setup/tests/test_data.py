@@ -1,11 +1,9 @@
 """Datasets and loaders: real values, no leakage in time, different workers."""
 
-import contextlib
 import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, SIGKILL, SIGTERM, getsignal
 from types import SimpleNamespace
@@ -25,7 +23,7 @@ from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
 from src.plots import plot_reconstructions
 from src.report import samples_to_score
-from tests.runs import call, finish, start
+from tests.runs import call, finish, start, wait_until_gone
 
 
 @pytest.fixture
@@ -208,7 +206,4 @@ def test_an_error_of_a_worker_is_one_line(tmp_path, dataset, line):
     """And all workers are ended. Broken by: str(error) alone in one_line_errors; no SIG_DFL."""
     process = start(tmp_path, command=["-c", PROGRAM, dataset])
     assert re.fullmatch(line, finish(process, 1))
-    with contextlib.suppress(ProcessLookupError):
-        while True:  # until the last one has ended
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
+    wait_until_gone(process.pid)

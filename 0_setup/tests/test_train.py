@@ -1,6 +1,5 @@
 """The train script: what a run leaves behind, that it repeats, and that it survives a kill."""
 
-import contextlib
 import json
 import os
 import random
@@ -9,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import pytorch_train
@@ -27,6 +25,7 @@ from tests.runs import (
     start,
     train,
     wait_for_step,
+    wait_until_gone,
 )
 
 
@@ -128,10 +127,7 @@ def test_a_signal_saves_and_ends(tmp_path):
     os.killpg(process.pid, number)
     output = finish(process, 128 + number)
     assert f"stopped after step {saved(folder)['step']}; go on with --resume" in output
-    with contextlib.suppress(ProcessLookupError):
-        while True:  # until the last worker has ended
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
+    wait_until_gone(process.pid)  # workers, too
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Signals in every phase of a training, and ranks that fail alone."""
 
-import os
 import signal
 
 import lightning_train
@@ -9,7 +8,7 @@ import torch
 
 from src.errors import one_line_errors
 from tests.in_phase import event
-from tests.runs import TINY, call, finish, start
+from tests.runs import TINY, call, finish, start, wait_until_gone
 
 # The phase, and the step of the checkpoint after a signal in it.
 STEPS = {
@@ -60,5 +59,4 @@ def test_one_rank_alone(tmp_path, phase, rank, number):
     output = finish(process, 128 + number if number else 1)
     assert ("error: no space left on device\n" in output) == (number == 0), output
     assert (f"rank {rank} failed first" in output) == (number == 0), output
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody is left
+    wait_until_gone(process.pid)

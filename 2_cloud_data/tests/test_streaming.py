@@ -92,6 +92,8 @@ def test_statistics_are_of_their_store_and_all_variables(tmp_path):
     before = CloudDataset("train", url, ["salinity", "current_speed"], **settings)
     with pytest.raises(UserError, match=r"statistics of .*url, and not of .*other"):
         CloudDataset("train", other, ["salinity"], **settings)
+    with pytest.raises(UserError, match=r"statistics of .*url, and not of .*other"):
+        add_statistics(other, period, ["salinity"], to)
 
     (fields + 1).to_zarr(url, mode="w")
     add_statistics(url, period, ["salinity"], to, again=True)

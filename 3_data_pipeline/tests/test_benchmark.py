@@ -100,7 +100,7 @@ def measured_here(settings: dict) -> dict:
 
 
 def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
-    """Broken by: objects that are not there (no modulo in object_names); max for min."""
+    """Broken by: objects that are not there (no modulo in object_names)."""
     build_small()
     file = tmp_path / "mine.yaml"
     defaults = {"dataset_args": SETTINGS, "batch_size": 4}
@@ -119,7 +119,7 @@ def test_the_ceiling_names_a_bottleneck(tmp_path, capsys):
 
 
 def test_a_loader_that_uses_neither_store_nor_cores_is_the_bottleneck():
-    """Broken by: share = 0; loader compared with the model alone."""
+    """Broken by: max for min; share = 0; loader compared with the model alone."""
     speeds = {"store": 3000, "cores": 8500, "loader": 900}
     assert ceiling.bottleneck(speeds | {"model": 4000}) == "loader"
     assert ceiling.bottleneck(speeds | {"model": 1000}) == "loader"

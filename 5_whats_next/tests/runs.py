@@ -2,8 +2,10 @@
 
 import contextlib
 import csv
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import lightning_train
@@ -48,6 +50,14 @@ def start(
     ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, cwd=CHAPTER, start_new_session=True, **pipes)
+
+
+def wait_until_gone(group: int) -> None:
+    """Return as soon as no process of a group is left; what was killed may take a moment."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            time.sleep(0.1)
 
 
 def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:

@@ -25,7 +25,7 @@ from src.errors import UserError, one_line_errors
 from src.model.lightning_module import AutoencoderModule
 from src.stop_and_save import StopAndSave
 from tests.in_phase import signal_at
-from tests.runs import TINY, call, start, train
+from tests.runs import TINY, call, start, train, wait_until_gone
 from tests.test_cloud import RUNS, training
 
 
@@ -316,8 +316,7 @@ def test_a_signal_to_one_rank(tmp_path, phase, rank):
     folder = tmp_path / tmp_path.name
     assert newest_intact(folder / "checkpoints")[1] == step
     assert bool(CloudRun(f"{RUNS}/{folder.name}", folder).copies()) == bool(step)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody is left
+    wait_until_gone(process.pid)
 
 
 def test_an_error_does_not_cut_the_last_uploads(monkeypatch, tmp_path, capsys):

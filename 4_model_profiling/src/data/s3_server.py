@@ -11,6 +11,7 @@
 # weed shell). SeaweedFS's JWT keys would close HTTP, but not gRPC: `weed backup` copies the objects
 # all the same. So keep nothing secret here on a machine that you share.
 
+import errno
 import fcntl
 import os
 import secrets
@@ -22,7 +23,7 @@ import sysconfig
 import time
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from dotenv import dotenv_values
@@ -103,12 +104,17 @@ def free_ports() -> dict[str, int]:
     """A port that nobody listens on, for each of PORTS."""
     free: set[int] = set()
     while len(free) < len(PORTS):
-        # Linux gives ports from 32768 on to whoever asks for any, also before a server has started
-        # that was told to use one, or while it starts again.
+        # Below 32768: Linux gives higher ones to any process that asks, perhaps before the server
+        # listens, or while it starts again.
         port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.socket() as candidate:
-            candidate.bind(("127.0.0.1", port))
-            free.add(port)
+        with socket.socket() as candidate:
+            try:
+                candidate.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                free.add(port)
     return dict(zip(PORTS, free, strict=True))
 
 

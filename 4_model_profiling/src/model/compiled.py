@@ -24,8 +24,8 @@ def compile_forward(model: nn.Module) -> None:
         # Validation has a smaller last batch: compiling again would take longer than it gains.
         if epoch is None:
             return plain(self, x, index)
-        # A number would be a part of the first graph, so epochs 1 and 2 would compile again; a
-        # tensor is an input. And torch.tensor(epoch) would copy it to a GPU, and wait.
+        # A number would be a part of the first graph, so epoch 1 would compile again; a tensor
+        # is an input. And torch.tensor(epoch) would copy it to a GPU, and wait.
         return graph(self, x, index, torch.full((), epoch, device=x.device), weights)
 
     # A method: a copy of the model, such as an average of its weights, has its own weights then.
