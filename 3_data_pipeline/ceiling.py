@@ -10,7 +10,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -47,16 +47,19 @@ def object_names(dataset: FastDataset, indices: list[int]) -> set[str]:
     for index in indices:
         for name, region in dataset.stored_parts(index):
             array = stored_array(dataset.url, dataset.anonymous, name)
-            numbers = []
-            for part, size, chunk in zip(
-                region, array.shape, array.chunks, strict=True
-            ):
-                places = range(part.start, part.stop)
-                # Modulo, because a window may go on beyond the edge of the grid.
-                numbers.append({place % size // chunk for place in places})
-            for number in itertools.product(*numbers):
+            for number in chunk_numbers(array, region):
                 names.add(f"{array.path}/{array.metadata.encode_chunk_key(number)}")
     return names
+
+
+def chunk_numbers(array: zarr.Array, region: list[slice]) -> Iterable[tuple[int, ...]]:
+    """The chunks that a region touches: for each, its number along each axis."""
+    by_axis = []
+    for part, size, chunk in zip(region, array.shape, array.chunks, strict=True):
+        # Modulo, because a window may go on beyond the edge of the grid.
+        places = range(part.start, part.stop)
+        by_axis.append({place % size // chunk for place in places})
+    return itertools.product(*by_axis)
 
 
 @functools.cache

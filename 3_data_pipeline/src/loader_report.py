@@ -103,21 +103,20 @@ def memory_needed(loader: Any, batch_size: int) -> float:
     Validation at the end of an epoch takes batches of twice the size; one of training stays.
     """
     dataset = loader.dataset
-    # In batches of float32: one is complete, one is stacked, and unpacking takes a third.
-    in_reader = 2 if all(map(is_plain, dataset.encodings)) else 3
     workers = loader.num_workers
-    if workers:
-        # Each also has those that it has loaded. One more is in the model.
-        training = workers * (loader.prefetch_factor + in_reader) + 1
-        validation = training
-    else:
-        validation = in_reader + 1
-        # Those under way are as they are stored.
-        training = dataset.batches_ahead * dataset.dtype.itemsize / 4 + validation
-    batches = max(training, 2 * validation + 1)
+    # Batches of float32: one is complete, one is stacked, and unpacking takes a third.
+    in_reader = 2 if all(map(is_plain, dataset.encodings)) else 3
+    if workers:  # each also has those that it has loaded
+        ahead = 0.0
+        held = workers * (loader.prefetch_factor + in_reader) + 1  # 1: in the model
+    else:  # those under way are as they are stored
+        ahead = dataset.batches_ahead * dataset.dtype.itemsize / 4
+        held = in_reader + 1
+    # Validation's batches have twice the size, and one of training stays meanwhile.
+    batches = max(ahead + held, 2 * held + 1)
     readers = max(1, workers)
     # The workers of both loaders stay, with their caches.
-    caches = 2 * workers or 1
+    caches = 2 * workers if workers else 1
     num_values = batch_size * len(dataset.variables) * math.prod(dataset.grid.window)
     batch_bytes = num_values * 4
     num_chunks = len(dataset.levels_in_chunk) * math.prod(dataset.num_chunks)

@@ -46,7 +46,10 @@ def find_start(
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
     options, others = early.parse_known_args(arguments)
-    if "://" in options.resume:
+    if options.resume and "://" not in options.resume:
+        folder = Path(options.resume).resolve()
+        return start_from_folder(folder, description, arguments, classes, stack)
+    if options.resume:
         # An address is a path and a name, which has to have a checkpoint.
         cloud, _, name = options.resume.rstrip("/").rpartition("/")
         arguments = [
@@ -55,15 +58,6 @@ def find_start(
             f"--trainer.run_name={name}",
             "--trainer.resume_policy=must",
         ]
-    elif options.resume:
-        folder = Path(options.resume).resolve()
-        if not folder.is_dir():
-            raise UserError(f"--resume: {folder} is no folder")
-        hold(folder, stack)
-        checkpoint = find_run(folder, "must", "")
-        config, resolved = parse_config(description, arguments, *classes)
-        return Start(config, resolved, folder, checkpoint)
-
     config, resolved = parse_config(description, arguments, *classes)
     settings = config.trainer
     if not settings.run_name:
@@ -78,6 +72,22 @@ def find_start(
         # The saved settings apply; a setting given here must not contradict them.
         resumed = [*arguments, f"--resume={folder}"]
         config, resolved = parse_config(description, resumed, *classes)
+    return Start(config, resolved, folder, checkpoint)
+
+
+def start_from_folder(
+    folder: Path,
+    description: str,
+    arguments: list[str],
+    classes: tuple[type, ...],
+    stack: ExitStack,
+) -> Start:
+    """Go on with the run in a folder, from the disk alone."""
+    if not folder.is_dir():
+        raise UserError(f"--resume: {folder} is no folder")
+    hold(folder, stack)
+    checkpoint = find_run(folder, "must", "")
+    config, resolved = parse_config(description, arguments, *classes)
     return Start(config, resolved, folder, checkpoint)
 
 
@@ -134,23 +144,24 @@ def check_settings(
     cloud = CloudRun(address, run)
     try:
         copies = cloud.copies()
-        text = cloud.read_beside(copies[0], "config.yaml") if copies else ""
+        saved = cloud.read_beside(copies[0], "config.yaml") if copies else ""
     except UserError:
         return  # find_run tries again, and decides
-    if not text:
+    if not saved:
         return
+    # Both have to agree with the cloud: this command, and the run on the disk.
+    candidates = [arguments]
     local = run / "config.yaml"
+    if local.exists():
+        candidates.append([f"-c={local}"])
     with TemporaryDirectory() as copy:
-        Path(copy, "config.yaml").write_text(text)
-        commands = [arguments]
-        if local.exists():
-            commands.append([f"-c={local}"])
-        for command in commands:
+        Path(copy, "config.yaml").write_text(saved)
+        for candidate in candidates:
             try:
-                parse_config("", [*command, f"--resume={copy}"], *classes)
+                parse_config("", [*candidate, f"--resume={copy}"], *classes)
             except UserError as error:
-                text = str(error).replace(copy, address)
-                raise UserError(f"{text}; {run} stays as it is") from error
+                reason = str(error).replace(copy, address)
+                raise UserError(f"{reason}; {run} stays as it is") from error
 
 
 def find_run(
@@ -175,7 +186,10 @@ def find_run(
     with lock(run, "lock", blocking=True):
         # One process of a machine downloads.
         checkpoint, step = newest_intact(run / "checkpoints")
-        if copies and policy != "never":
+        if policy == "never" and (checkpoint or copies):
+            text = "a checkpoint, here or in the cloud (resume_policy: never)"
+            raise UserError(f"{run.name} has {text}")
+        if copies:
             try:
                 run_in_cloud.download_newer_than(step)
             except UserError as error:
@@ -195,7 +209,4 @@ def find_run(
         raise UserError(
             f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)"
         )
-    if policy == "never" and (checkpoint or copies):
-        text = "a checkpoint, here or in the cloud (resume_policy: never)"
-        raise UserError(f"{run.name} has {text}")
     return checkpoint

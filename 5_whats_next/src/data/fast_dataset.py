@@ -71,18 +71,18 @@ class FastDataset(CloudDataset):
             raise UserError(
                 f"{self.url}: the variables have several types; use CloudDataset"
             )
+        sizes = []  # of a chunk, by axis
+        for encoding in self.encodings:
+            sizes.append(dict(zip(encoding["axes"], encoding["chunks"], strict=True)))
+        # Times, latitudes, longitudes; where variables differ, the largest.
+        self.chunk = tuple(max(size[axis] for size in sizes) for axis in AXES)
         # How many levels (of a packed copy: variables) a chunk holds, by its array and its number
         # along their axis. Variables that lie in one chunk share an entry.
         self.levels_in_chunk: dict[tuple[str, int], int] = {}
-        chunks = []
-        for encoding in self.encodings:
-            chunk_of_axis = dict(zip(encoding["axes"], encoding["chunks"], strict=True))
-            chunks.append([chunk_of_axis[axis] for axis in AXES])
-            num_levels = chunk_of_axis.get("level", 1)
+        for encoding, size in zip(self.encodings, sizes, strict=True):
+            num_levels = size.get("level", 1)
             number = (encoding["level"] or 0) // num_levels
             self.levels_in_chunk[encoding["array"], number] = num_levels
-        # Times, latitudes, longitudes; where variables differ, the largest.
-        self.chunk = tuple(map(max, zip(*chunks, strict=True)))
         self.level_bytes = math.prod(self.chunk) * self.dtype.itemsize
         # Along each axis. The last one may reach beyond the edge, and is decoded whole.
         self.num_chunks = [
