@@ -17,17 +17,17 @@ import torch
 from jsonargparse import Namespace
 from tqdm import tqdm
 
-from src.config import CHAPTER, choose_device, parse_config
 from src.data.loaders import Loaders
-from src.errors import one_line_errors
-from src.evaluation import evaluate
 from src.model.pytorch_model import MaskedAutoencoder
-from src.optim import clip_gradients, make_optimizer
-from src.report import draw, report
-from src.seed import set_seed
-from src.signals import StopRequest
-from src.tracking import Tracker, new_run_folder, save_settings
-from src.training_state import TrainingState
+from src.run.config import CHAPTER, choose_device, parse_config
+from src.run.errors import one_line_errors
+from src.run.evaluation import evaluate
+from src.run.optim import clip_gradients, make_optimizer
+from src.run.report import draw, report
+from src.run.seed import set_seed
+from src.run.signals import StopRequest
+from src.run.tracking import Tracker, new_run_folder, save_settings
+from src.run.training_state import TrainingState
 
 
 def main() -> int:

@@ -22,13 +22,13 @@ from distributed import Client
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 
-from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean
 from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.cube import cube_fields
 from src.data.store import AXES, AXIS_NAMES, named_axes, open_store, select
 from src.data.windows import Period, Window
-from src.errors import UserError, one_line_errors
+from src.run.config import HelpFormatter
+from src.run.errors import UserError, one_line_errors
 
 
 def open_files(paths: list[str], steps: int, variables: list[str]) -> xr.Dataset:

@@ -12,7 +12,7 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveInt
 from matplotlib.figure import Figure
 
-from src.config import CHAPTER, HelpFormatter
+from src.run.config import CHAPTER, HelpFormatter
 
 Window = tuple[PositiveInt, ...]
 

@@ -14,7 +14,7 @@ from distributed import Client
 from tqdm import tqdm
 
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 
 MODES = ("none", "single-threaded", "threads", "cluster")
 

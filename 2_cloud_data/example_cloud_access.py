@@ -7,7 +7,7 @@ import fsspec
 from utils import timed
 
 from src.data.s3_server import connect
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 
 FOLDER = "s3://embedded/example"
 SIZE = 8_192_000  # bytes

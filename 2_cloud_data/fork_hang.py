@@ -6,7 +6,7 @@
 from torch.utils.data import DataLoader
 
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from src.config import HelpFormatter
 from src.data.build import build
-from src.errors import UserError, one_line_errors
+from src.run.config import HelpFormatter
+from src.run.errors import UserError, one_line_errors
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed

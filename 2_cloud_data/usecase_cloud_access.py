@@ -7,10 +7,10 @@ uv run python usecase_cloud_access.py --url s3://mur-sst/zarr-v1 --anonymous tru
 from jsonargparse import auto_cli
 from utils import timed
 
-from src.config import HelpFormatter
 from src.data.build import OCEAN, build_ocean
 from src.data.store import open_fields, open_store
-from src.errors import one_line_errors
+from src.run.config import HelpFormatter
+from src.run.errors import one_line_errors
 
 WINDOW = {"time": 12, "lat": 16, "lon": 32}
 

@@ -24,10 +24,10 @@ from slow_network import slow_network
 from tqdm import tqdm
 from utils import memory, read_configurations, read_log
 
-from src.config import CHAPTER, HelpFormatter
 from src.data.loaders import Loaders
 from src.data.s3_server import BUCKET, connect
-from src.errors import UserError, one_line_errors
+from src.run.config import CHAPTER, HelpFormatter
+from src.run.errors import UserError, one_line_errors
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:

@@ -24,14 +24,14 @@ from slow_network import slow_network
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from src.config import HelpFormatter
 from src.data.chunk_stream import ChunkStream
 from src.data.fast_dataset import FastDataset
 from src.data.look_ahead import LookAhead
 from src.data.store import open_store
 from src.data.tensorstore_arrays import kvstore, shared_context
-from src.errors import UserError, one_line_errors
-from src.reproducibility import ResumableBatches, epoch_order
+from src.run.config import HelpFormatter
+from src.run.errors import UserError, one_line_errors
+from src.run.reproducibility import ResumableBatches, epoch_order
 
 TEXTS = {
     "model": "that it needs",

@@ -19,17 +19,17 @@ from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.atomic_checkpoint_io import AtomicCheckpointIO
-from src.config import CHAPTER, TrainerSettings, choose_device, parse_config
+from src.callbacks.loader_report import LoaderReport
+from src.callbacks.report_callback import Report
+from src.callbacks.stop_and_save import StopAndSave
 from src.data.lightning_datamodule import FieldDataModule
-from src.errors import UserError, one_line_errors
-from src.launch import has_rank, launch
-from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
-from src.quiet import hide_two_messages
-from src.report_callback import Report
-from src.stop_and_save import StopAndSave
-from src.tracking import new_run_folder
+from src.run.atomic_checkpoint_io import AtomicCheckpointIO
+from src.run.config import CHAPTER, TrainerSettings, choose_device, parse_config
+from src.run.errors import UserError, one_line_errors
+from src.run.launch import has_rank, launch
+from src.run.quiet import hide_two_messages
+from src.run.tracking import new_run_folder
 
 
 @dataclass

@@ -14,14 +14,14 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.config import CHAPTER, choose_device
 from src.data.lightning_datamodule import FieldDataModule
-from src.errors import UserError, one_line_errors
-from src.launch import has_rank, launch
 from src.model.lightning_module import AutoencoderModule
-from src.optim import make_optimizer
-from src.quiet import hide_two_messages
-from src.tracking import new_run_folder
+from src.run.config import CHAPTER, choose_device
+from src.run.errors import UserError, one_line_errors
+from src.run.launch import has_rank, launch
+from src.run.optim import make_optimizer
+from src.run.quiet import hide_two_messages
+from src.run.tracking import new_run_folder
 
 # Without this file there would be no Report and no StopAndSave; -c adds to it. A list replaces its.
 DEFAULT = {

@@ -11,8 +11,8 @@ from jsonargparse import auto_cli
 from matplotlib.figure import Figure
 from utils import read_configurations, read_log
 
-from src.config import CHAPTER, HelpFormatter
-from src.errors import UserError, one_line_errors
+from src.run.config import CHAPTER, HelpFormatter
+from src.run.errors import UserError, one_line_errors
 
 
 def bars(turns: pd.DataFrame, names: list[str]) -> Figure:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from src.data.s3_server import connect
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import yaml
 
-from src.errors import UserError
+from src.run.errors import UserError
 
 
 def memory(pid: int) -> float:

@@ -27,7 +27,6 @@ from jsonargparse.typing import PositiveInt
 from tqdm import tqdm
 from zarr.codecs import ZstdCodec
 
-from src.config import HelpFormatter
 from src.data.build import add_statistics, build, build_ocean
 from src.data.check import damage, mend_statistics, note_damaged_regions
 from src.data.chunks import DECODING_ERRORS
@@ -42,7 +41,8 @@ from src.data.store import (
     select,
 )
 from src.data.windows import Period, Window
-from src.errors import UserError, one_line_errors
+from src.run.config import HelpFormatter
+from src.run.errors import UserError, one_line_errors
 
 
 def open_files(paths: list[str], steps: int, variables: list[str]) -> xr.Dataset:

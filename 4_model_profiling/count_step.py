@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from src.errors import UserError, one_line_errors
-from src.step_timer import WARMUP, StepTimer
+from src.run.errors import UserError, one_line_errors
+from src.run.step_timer import WARMUP, StepTimer
 
 
 class CountStep(Callback):

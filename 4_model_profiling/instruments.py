@@ -25,11 +25,11 @@ from lightning_train import (
     build_training,
 )
 
-from src.config import CHAPTER, DEFAULT_FILE, choose_device, parse_config
-from src.errors import UserError
-from src.loader_report import LoaderReport
-from src.report_callback import Report
-from src.stop_and_save import StopAndSave
+from src.callbacks.loader_report import LoaderReport
+from src.callbacks.report_callback import Report
+from src.callbacks.stop_and_save import StopAndSave
+from src.run.config import CHAPTER, DEFAULT_FILE, choose_device, parse_config
+from src.run.errors import UserError
 
 # What the matrix products of a step compute in, for each --precision.
 DTYPES = {

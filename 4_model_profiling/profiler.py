@@ -24,8 +24,8 @@ from lightning.pytorch.profilers import (
 )
 from torch.profiler import schedule
 
-from src.config import CHAPTER, DEFAULT_FILE
-from src.errors import one_line_errors
+from src.run.config import CHAPTER, DEFAULT_FILE
+from src.run.errors import one_line_errors
 
 NAMES = ("simple", "advanced", "pytorch")
 NUM_LINES = 15  # of a report that are printed

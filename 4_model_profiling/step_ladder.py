@@ -23,8 +23,8 @@ from timing_benchmark import COLORS, milliseconds, save
 from tqdm import tqdm
 
 from src.data.loaders import PRELOADED
-from src.errors import UserError, one_line_errors
-from src.step_timer import WARMUP, StepTimer
+from src.run.errors import UserError, one_line_errors
+from src.run.step_timer import WARMUP, StepTimer
 
 # Each rung adds its settings to those of the rungs before it.
 RUNGS = {

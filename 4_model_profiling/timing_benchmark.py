@@ -13,8 +13,8 @@ import yaml
 from instruments import Training, make_parser, new_folder
 from matplotlib.figure import Figure
 
-from src.errors import UserError, one_line_errors
-from src.step_timer import WARMUP, StepTimer
+from src.run.errors import UserError, one_line_errors
+from src.run.step_timer import WARMUP, StepTimer
 
 # Okabe and Ito's colours, for colour-blind readers too.
 COLORS = {

@@ -17,8 +17,8 @@ from lightning_train import CLASSES
 from short_run import Recorder, results_folder, short_training
 from tqdm import tqdm
 
-from src.config import choose_device, parse_config
-from src.errors import one_line_errors
+from src.run.config import choose_device, parse_config
+from src.run.errors import one_line_errors
 
 TURNS = 3
 

@@ -19,9 +19,9 @@ from lightning_train import CLASSES
 from short_run import Recorder, results_folder, short_training
 from tqdm import tqdm
 
-from src.config import parse_config
-from src.errors import one_line_errors
-from src.optim import Schedule
+from src.run.config import parse_config
+from src.run.errors import one_line_errors
+from src.run.optim import Schedule
 
 SEEDS = 3
 

@@ -22,21 +22,21 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.callbacks import CloudUploadCallback
-from src.checkpoint_files import DurableCheckpointIO
-from src.config import CHAPTER, TrainerSettings, choose_device
+from src.callbacks.cloud_upload import CloudUploadCallback
+from src.callbacks.loader_report import LoaderReport
+from src.callbacks.report_callback import Report
+from src.callbacks.stop_and_save import StopAndSave
 from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
-from src.errors import UserError, one_line_errors
-from src.launch import has_rank, launch
-from src.loader_report import LoaderReport
 from src.model.lightning_module import AutoencoderModule
-from src.preemption import end_program_in_time
-from src.quiet import hide_two_messages
-from src.report_callback import Report
-from src.resume import Start, find_start, hold
-from src.stop_and_save import StopAndSave
-from src.tracking import new_run_folder
+from src.run.checkpoint_files import DurableCheckpointIO
+from src.run.config import CHAPTER, TrainerSettings, choose_device
+from src.run.errors import UserError, one_line_errors
+from src.run.launch import has_rank, launch
+from src.run.preemption import end_program_in_time
+from src.run.quiet import hide_two_messages
+from src.run.resume import Start, find_start, hold
+from src.run.tracking import new_run_folder
 
 
 @dataclass

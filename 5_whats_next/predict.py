@@ -32,13 +32,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from src.checkpoint_files import DurableCheckpointIO
-from src.config import HelpFormatter, choose_device, parse_config
 from src.data.statistics import check_dates
 from src.data.store import AXES, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
-from src.errors import UserError, one_line_errors
-from src.plots import WIDEST, set_size
+from src.run.checkpoint_files import DurableCheckpointIO
+from src.run.config import HelpFormatter, choose_device, parse_config
+from src.run.errors import UserError, one_line_errors
+from src.run.plots import WIDEST, set_size
 
 BATCH_SIZE = 32
 HIDDEN = {"long_name": "1: hidden from the model, and predicted; 0: as in the store"}

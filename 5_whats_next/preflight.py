@@ -24,15 +24,15 @@ from jsonargparse import Namespace
 from short_run import Recorder, short_training
 from torch.utils.data import DataLoader
 
-from src.callbacks import storage_path
-from src.cloud_folder import CloudFolder
-from src.config import CHAPTER, choose_device, parse_config
+from src.callbacks.cloud_upload import storage_path
+from src.callbacks.loader_report import LoaderReport
 from src.data.checked_store import configure_libraries
 from src.data.lightning_datamodule import FieldDataModule
 from src.data.loaders import Loaders
 from src.data.windows import WindowGrid
-from src.errors import UserError, one_line_errors
-from src.loader_report import LoaderReport
+from src.run.cloud_folder import CloudFolder
+from src.run.config import CHAPTER, choose_device, parse_config
+from src.run.errors import UserError, one_line_errors
 
 STEPS = 12  # that are timed; the first quarter warms up
 SHM = Path("/dev/shm")  # where workers hand batches over; a full one kills them

@@ -15,8 +15,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning_train import build_training
 
-from src.checkpoint_files import read_step
-from src.config import CHAPTER
+from src.run.checkpoint_files import read_step
+from src.run.config import CHAPTER
 
 
 class EnoughStepsError(Exception):

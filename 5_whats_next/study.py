@@ -23,12 +23,12 @@ from short_run import Recorder, results_folder, short_training
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from src.config import parse_config
 from src.data.pytorch_dataset import FieldDataset
-from src.errors import UserError, one_line_errors
-from src.evaluation import latitude_weights, squared_error, to_scores
 from src.model.masking import random_mask
 from src.model.pytorch_model import MaskedAutoencoder
+from src.run.config import parse_config
+from src.run.errors import UserError, one_line_errors
+from src.run.evaluation import latitude_weights, squared_error, to_scores
 
 TRIALS = 12
 NAME = "small"

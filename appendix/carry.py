@@ -1,6 +1,6 @@
 """Carry a change of one chapter's files to the later chapters that have them.
 
-  uv run python appendix/carry.py 0_setup/src/optim.py ...   before the change is committed
+  uv run python appendix/carry.py 0_setup/src/run/optim.py ...   before the change is committed
 
 The change is what differs from the last commit. Where a later chapter has a version of its own, git
 merges; a conflict is left in that file with the usual markers. A version of its own stays as it is,

@@ -34,7 +34,7 @@ def gpu() -> str:
     import torch  # only where the packages are installed
 
     sys.path.insert(0, str(ROOT / "0_setup"))
-    from src.config import unusable_card
+    from src.run.config import unusable_card
 
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"

@@ -5,7 +5,7 @@
 A marker names a file and the first and last line of the excerpt, or two files and a line of the
 hunk in which they differ. What stands between it and the end is replaced:
 
-  <!-- code src/optim.py: matrices = ... weight_decay=weight_decay -->
+  <!-- code src/run/optim.py: matrices = ... weight_decay=weight_decay -->
   <!-- diff pytorch_train.py pytorch_ddp_train.py: DistributedDataParallel( -->
   <!-- end -->
 """

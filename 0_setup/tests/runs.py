@@ -12,7 +12,7 @@ from pathlib import Path
 import pytorch_train
 import torch
 
-from src.config import CHAPTER
+from src.run.config import CHAPTER
 
 TINY = f"-c={CHAPTER}/tests/tiny.yaml"
 

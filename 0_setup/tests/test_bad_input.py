@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from src.config import choose_device
-from src.errors import UserError, one_line_errors
-from src.tracking import new_run_folder
+from src.run.config import choose_device
+from src.run.errors import UserError, one_line_errors
+from src.run.tracking import new_run_folder
 from tests.runs import TINY, call, rows, saved, train
 
 CLOSE = "--data.dataset=OceanDataset --data.dataset.val_period=[2009-04,2010-03]"

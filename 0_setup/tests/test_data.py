@@ -14,15 +14,15 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader, Dataset
 
-from src.config import CHAPTER
 from src.data.cifar10 import CIFAR10Dataset
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset, WindowDataset
 from src.data.windows import find_periods
-from src.errors import UserError
 from src.model.pytorch_model import MaskedAutoencoder
-from src.plots import plot_reconstructions
-from src.report import samples_to_score
+from src.run.config import CHAPTER
+from src.run.errors import UserError
+from src.run.plots import plot_reconstructions
+from src.run.report import samples_to_score
 from tests.runs import call, finish, start, wait_until_gone
 
 
@@ -190,7 +190,7 @@ class Deadly(Dataset):
 # In a process of its own: the queues of killed workers close their pipes twice.
 PROGRAM = """import sys
 from torch.utils.data import DataLoader
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 from tests import test_data
 with one_line_errors():
     list(DataLoader(getattr(test_data, sys.argv[1])(), sampler=[0], num_workers=2))"""

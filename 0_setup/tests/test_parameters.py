@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 import yaml
 
-from src.config import CHAPTER, TrainerSettings, parse_config
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import OceanDataset
 from src.model.pytorch_model import MaskedAutoencoder
-from src.optim import make_optimizer
+from src.run.config import CHAPTER, TrainerSettings, parse_config
+from src.run.optim import make_optimizer
 
 CHANGES = yaml.safe_load((CHAPTER / "tests" / "changes.yaml").read_text())
 

@@ -13,8 +13,8 @@ import pytest
 import pytorch_train
 import torch
 
-from src.config import CHAPTER
-from src.errors import one_line_errors
+from src.run.config import CHAPTER
+from src.run.errors import one_line_errors
 from tests.runs import (
     TINY,
     assert_same_run,
@@ -135,7 +135,7 @@ def test_killed_while_saving(tmp_path):
     """Saved over and over and killed: the file is whole. Broken by: no temporary in save_atomic."""
     program = f"""if True:
         import os, pathlib, random, threading, torch
-        from src.checkpoint import save_atomic
+        from src.run.checkpoint import save_atomic
         path = pathlib.Path("{tmp_path}/last.pt")
         for number in range(10**9):
             save_atomic({{"number": torch.full((200_000,), number)}}, path)
@@ -151,7 +151,7 @@ def test_wandb_that_is_killed_ends_nothing(monkeypatch, tmp_path):
     """A cluster sends SIGTERM to wandb's process, too. Broken by: no except ConnectionError."""
     program = f"""if True:
         import pathlib, psutil
-        from src.tracking import Tracker
+        from src.run.tracking import Tracker
         tracker = Tracker(pathlib.Path("{tmp_path}"), "offline", 0, "")
         for process in psutil.Process().children():
             process.terminate()

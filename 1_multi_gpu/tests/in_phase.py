@@ -15,18 +15,18 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 
 MODULE = "src.model.lightning_module"
 # What is called there first.
 PHASES = {
     "opening data": "src.data.lightning_datamodule.RankLoaders",
     "sanity validation": f"{MODULE}.squared_error",
-    "before the first step": "src.report_callback.Tracker",
+    "before the first step": "src.callbacks.report_callback.Tracker",
     "step": f"{MODULE}.AutoencoderModule.configure_gradient_clipping",
     "validation": f"{MODULE}.to_scores",
-    "picture": "src.report_callback.draw",
-    "report": "src.report_callback.report",
+    "picture": "src.callbacks.report_callback.draw",
+    "report": "src.callbacks.report_callback.report",
 }
 
 

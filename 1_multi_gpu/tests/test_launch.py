@@ -7,12 +7,12 @@ import sys
 import pytest
 from torch.distributed import TCPStore
 
-from src import launch
+from src.run import launch
 from tests.runs import finish, start
 
 PROGRAM = r"""
 import os, signal, sys, time
-from src import launch
+from src.run import launch
 
 launch.SECONDS_FOR_OTHERS = 1
 if not launch.has_rank():

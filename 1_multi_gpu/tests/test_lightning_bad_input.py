@@ -4,10 +4,10 @@ import lightning_train
 import lightning_trainer
 import pytest
 
-from src.atomic_checkpoint_io import AtomicCheckpointIO
 from src.data.pytorch_dataset import DummyDataset
-from src.distributed import RankLoaders
-from src.errors import UserError
+from src.run.atomic_checkpoint_io import AtomicCheckpointIO
+from src.run.distributed import RankLoaders
+from src.run.errors import UserError
 from tests.runs import call, train
 
 

@@ -8,8 +8,8 @@ import lightning_trainer
 import torch
 import yaml
 
-from src.config import CHAPTER
 from src.model.lightning_module import AutoencoderModule
+from src.run.config import CHAPTER
 from tests.runs import call
 
 KEYS = yaml.safe_load((CHAPTER / "tests" / "lightning_keys.yaml").read_text())

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from src.config import CHAPTER
-from src.errors import UserError
-from src.report_callback import Report
-from src.reproducibility import ResumableBatches
+from src.callbacks.report_callback import Report
+from src.run.config import CHAPTER
+from src.run.errors import UserError
+from src.run.reproducibility import ResumableBatches
 from tests.runs import call, rows, saved
 
 BLOCKS = re.findall(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from src.config import CHAPTER
+from src.run.config import CHAPTER
 from tests.runs import finish, rows, start, train
 
 pytestmark = pytest.mark.slow

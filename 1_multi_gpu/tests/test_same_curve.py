@@ -8,8 +8,8 @@ import lightning_trainer as cli
 import pytest
 import torch
 
-from src.config import CHAPTER
-from src.errors import UserError
+from src.run.config import CHAPTER
+from src.run.errors import UserError
 from tests.in_phase import event
 from tests.runs import call, rows, saved, train
 

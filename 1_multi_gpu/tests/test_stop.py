@@ -6,7 +6,7 @@ import lightning_train
 import pytest
 import torch
 
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 from tests.in_phase import event
 from tests.runs import TINY, call, finish, start, wait_until_gone
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch.distributed as dist
 
-from src.distributed import max_over_ranks
 from src.model import pytorch_model
+from src.run.distributed import max_over_ranks
 
 # One process group for all: torchrun's store has no keys for a second one.
 dist.init_process_group("gloo")

@@ -13,8 +13,8 @@ from src.data.cube import cube_fields
 from src.data.pytorch_dataset import DummyDataset, OceanDataset, WindowDataset
 from src.data.store import named_axes
 from src.data.windows import has_degrees
-from src.evaluation import error_sums, latitude_weights, squared_error
 from src.model.lightning_module import AutoencoderModule
+from src.run.evaluation import error_sums, latitude_weights, squared_error
 
 PERIODS = {"train_period": ("1900-01", "1901-04"), "val_period": ("1901-09", "1901-12")}
 

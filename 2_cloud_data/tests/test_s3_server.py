@@ -12,8 +12,8 @@ import fsspec
 import psutil
 import pytest
 
-from src.config import CHAPTER
 from src.data import s3_server
+from src.run.config import CHAPTER
 from tests.runs import start, wait_for_step
 
 pytestmark = pytest.mark.slow
@@ -116,8 +116,8 @@ def test_a_training_leaves_no_process_behind(monkeypatch, tmp_path):
 # As a training begins on some ranks, without the seconds of its other imports; the event comes when
 # the arrays are there, and before their values.
 OPEN_DEFAULT = """import os, signal, sys
-from src.launch import has_rank, launch
-from src.signals import exit_at_signals
+from src.run.launch import has_rank, launch
+from src.run.signals import exit_at_signals
 num_ranks, event = int(sys.argv[1]), sys.argv[2]
 num_ranks == 1 or has_rank() or sys.exit(launch(num_ranks))
 exit_at_signals()

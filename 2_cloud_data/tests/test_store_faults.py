@@ -21,7 +21,7 @@ from src.data.cube import cube_fields
 from src.data.s3_server import connect
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import UserError
+from src.run.errors import UserError
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.runs import call
 

@@ -17,14 +17,14 @@ import usecase_cloud_access
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from src.config import CHAPTER
 from src.data.build import OCEAN, build
 from src.data.check import damage
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import UserError
+from src.run.config import CHAPTER
+from src.run.errors import UserError
 from tests.runs import call
 
 TRAIN = ("1900-01", "1901-04")

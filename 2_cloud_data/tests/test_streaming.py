@@ -5,13 +5,13 @@ import pytest
 import yaml
 from torch.testing import assert_close
 
-from src.config import CHAPTER
 from src.data.build import add_statistics, build
 from src.data.cube import cube_fields
 from src.data.pytorch_dataset import ocean_fields
 from src.data.store import open_store
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import UserError
+from src.run.config import CHAPTER
+from src.run.errors import UserError
 from tests import layouts
 from tests.runs import call, rows, saved, train
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from utils import read_configurations, read_log
 
-from src.config import CHAPTER
 from src.data.chunk_stream import ChunkStream
 from src.data.fast_dataset import FastDataset
-from src.errors import UserError
+from src.run.config import CHAPTER
+from src.run.errors import UserError
 from tests.stores import SETTINGS, build_small
 
 DEFAULTS = {

@@ -25,7 +25,7 @@ from numcodecs import Zstd
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from src.config import CHAPTER
+from src.callbacks.loader_report import memory_needed
 from src.data.build import add_statistics, build
 from src.data.chunk_stream import ChunkStream
 from src.data.cube import cube_fields
@@ -34,8 +34,8 @@ from src.data.loaders import Loaders
 from src.data.s3_server import connect
 from src.data.store import open_fields, open_store
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import UserError
-from src.loader_report import memory_needed
+from src.run.config import CHAPTER
+from src.run.errors import UserError
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.runs import call
 from tests.stores import SETTINGS, URL, build_small
@@ -317,7 +317,7 @@ import json, re, sys
 from pathlib import Path
 from src.data.fast_dataset import FastDataset
 from src.data.loaders import Loaders
-from src.loader_report import memory_needed
+from src.callbacks.loader_report import memory_needed
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024

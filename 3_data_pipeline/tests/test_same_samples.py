@@ -11,8 +11,11 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.testing import assert_close
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from src import loader_report
-from src.config import CHAPTER
+from src.callbacks import loader_report
+from src.callbacks.loader_report import (
+    LoaderReport,
+    limiting_stage,
+)
 from src.data.fast_dataset import FastDataset
 from src.data.lightning_datamodule import RankLoaders
 from src.data.loaders import Loaders
@@ -20,12 +23,9 @@ from src.data.look_ahead import LookAhead
 from src.data.s3_server import CREDENTIALS, connect
 from src.data.tensorstore_arrays import is_plain, kvstore
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.distributed import check_samples
-from src.errors import UserError
-from src.loader_report import (
-    LoaderReport,
-    limiting_stage,
-)
+from src.run.config import CHAPTER
+from src.run.distributed import check_samples
+from src.run.errors import UserError
 from tests import layouts
 from tests.runs import rows, saved, train
 from tests.stores import SETTINGS, build_small

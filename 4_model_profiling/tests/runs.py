@@ -9,14 +9,14 @@ from pathlib import Path
 import lightning_train
 import torch
 
-from src.config import CHAPTER
+from src.run.config import CHAPTER
 
 TINY = f"-c={CHAPTER}/tests/tiny.yaml"
 # In front of a script, for start(): its main() would import Lightning only to launch it twice.
 TWO_RANKS = [
     "-c",
     """import runpy, sys
-from src.launch import has_rank, launch
+from src.run.launch import has_rank, launch
 has_rank() or sys.exit(launch(2))
 runpy.run_path(sys.argv.pop(1), run_name="__main__")""",
 ]

@@ -11,9 +11,9 @@ import pytest
 import timing_benchmark
 import yaml
 
-from src.config import CHAPTER
-from src.errors import UserError
-from src.step_timer import StepTimer
+from src.run.config import CHAPTER
+from src.run.errors import UserError
+from src.run.step_timer import StepTimer
 from tests.runs import call
 
 OWN = [
@@ -78,7 +78,7 @@ def test_the_operations_of_a_step_are_counted(monkeypatch, capsys):
     A block of n tokens and width d has 72 n d^2 + 14 n^2 d in a step. Each of the four samples has
     two of 32 tokens, one of 128, and 10.2 million in embedding, projection and head: 83.4 million.
     """
-    monkeypatch.setattr("src.report_callback.draw", None)
+    monkeypatch.setattr("src.callbacks.report_callback.draw", None)
     speeds = 1e11, 1e10  # measuring them takes seconds
     monkeypatch.setattr(count_step, "machine_speed", lambda *_: speeds)
     words = ["--model.decoder_depth=1", "--model.num_heads=2", "--data.batch_size=4"]

@@ -12,13 +12,13 @@ import step_ladder
 import torch
 from instruments import Training, make_parser
 
-from src.config import CHAPTER
-from src.errors import UserError
 from src.model.compiled import compile_forward
 from src.model.lightning_module import AutoencoderModule
 from src.model.micro_batches import split
 from src.model.pytorch_model import MaskedAutoencoder
-from src.step_timer import StepTimer
+from src.run.config import CHAPTER
+from src.run.errors import UserError
+from src.run.step_timer import StepTimer
 from tests.runs import TINY, TWO_RANKS, call, rows, saved, start, train
 from tests.waits import Waits
 
@@ -28,7 +28,7 @@ OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
 # All of torch.compile but the generated code, which takes most of the time, and which the test of
 # the ladder has.
 TWO_COMPILED_RANKS = """import functools, sys
-from src.launch import has_rank, launch
+from src.run.launch import has_rank, launch
 has_rank() or sys.exit(launch(2))
 import torch
 torch.compile = functools.partial(torch.compile, backend="aot_eager")

@@ -11,7 +11,7 @@ import lightning_train
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from src.stop_and_save import StopAndSave
+from src.callbacks.stop_and_save import StopAndSave
 
 
 class Waits(TorchDispatchMode):

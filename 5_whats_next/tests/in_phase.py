@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from unittest import mock
 
-from src.errors import one_line_errors
-from src.launch import has_rank, launch
+from src.run.errors import one_line_errors
+from src.run.launch import has_rank, launch
 
 
 @contextlib.contextmanager

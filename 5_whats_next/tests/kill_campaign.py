@@ -24,11 +24,11 @@ import lightning_train
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
-from src.callbacks import CloudUploadCallback
-from src.config import CHAPTER
+from src.callbacks.cloud_upload import CloudUploadCallback
+from src.callbacks.stop_and_save import StopAndSave
 from src.data.loaders import PRELOADED
-from src.launch import reserved_port
-from src.stop_and_save import StopAndSave
+from src.run.config import CHAPTER
+from src.run.launch import reserved_port
 from tests.runs import rows
 
 # Of two threads that look at one process, one gets no exit code (255), and start() looks at all.
@@ -111,7 +111,7 @@ def run(
             kill_at_step, kill_step=kill_step
         )
     if num_ranks > 1:
-        # As src/launch.py does, without another import of Lightning.
+        # As src/run/launch.py does, without another import of Lightning.
         os.environ |= {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),

@@ -10,7 +10,7 @@ import time
 import lightning_train
 
 from src.data.s3_server import connect
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 from tests.fault_proxy import FaultyProxy, Handler
 
 SECONDS = 5.0  # for a checkpoint

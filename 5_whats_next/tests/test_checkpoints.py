@@ -14,11 +14,11 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from src import checkpoint_files
-from src.checkpoint_files import newest_intact, read_step, save_durably
+from src.callbacks.stop_and_save import StopAndSave
 from src.data.s3_server import connect
-from src.errors import UserError
-from src.stop_and_save import StopAndSave
+from src.run import checkpoint_files
+from src.run.checkpoint_files import newest_intact, read_step, save_durably
+from src.run.errors import UserError
 from tests.runs import TWO_RANKS, call, rows, start, train, wait_until_gone
 from tests.test_cloud import RUNS, training
 
@@ -186,6 +186,6 @@ def test_ranks_do_not_go_on_from_different_steps(monkeypatch):
     """As on machines with disks of their own. Broken by: no comparison in StopAndSave."""
     dist = mock.MagicMock()
     dist.all_gather_object = lambda steps, step, _: steps.extend([step, step + 1])
-    monkeypatch.setattr("src.stop_and_save.dist", dist)
+    monkeypatch.setattr("src.callbacks.stop_and_save.dist", dist)
     with pytest.raises(UserError, match=r"different steps: \[None, None, 4, 5\]"):
         StopAndSave().on_train_start(mock.MagicMock(global_step=4, world_size=2))

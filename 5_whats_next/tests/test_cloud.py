@@ -13,16 +13,16 @@ import lightning_trainer
 import pytest
 import torch
 
-from src.callbacks import CloudUploadCallback
-from src.checkpoint_files import newest_intact, save_durably, saved_step
-from src.cloud_folder import CloudFolder
-from src.cloud_run import CloudRun
-from src.config import CHAPTER
+from src.callbacks.cloud_upload import CloudUploadCallback
+from src.callbacks.stop_and_save import StopAndSave
 from src.data.s3_server import connect
-from src.errors import UserError
-from src.resume import find_run
-from src.stop_and_save import StopAndSave
-from src.uploader import Uploader
+from src.run.checkpoint_files import newest_intact, save_durably, saved_step
+from src.run.cloud_folder import CloudFolder
+from src.run.cloud_run import CloudRun
+from src.run.config import CHAPTER
+from src.run.errors import UserError
+from src.run.resume import find_run
+from src.run.uploader import Uploader
 from tests.fault_proxy import Fault, FaultyProxy, Handler
 from tests.own_training import OwnData, OwnModule
 from tests.runs import TINY, call, rows
@@ -110,7 +110,7 @@ def test_a_kill_at_each_request_of_an_upload_loses_nothing(
 @pytest.mark.parametrize("kind", ["503", "reset", "stall"])
 def test_an_upload_survives_faults(proxy, folder, tmp_path, monkeypatch, kind):
     """Of each kind of request. Broken by: no retries in store.py."""
-    monkeypatch.setattr("src.cloud_folder.READ_TIMEOUT", 1)
+    monkeypatch.setattr("src.run.cloud_folder.READ_TIMEOUT", 1)
     folder = CloudFolder(folder.url)
     for method in ("PUT", "GET"):
         proxy.faults = [Fault(kind, 2, f"{method} /embedded/")]
@@ -221,7 +221,7 @@ def test_an_upload_is_read_back(folder, tmp_path, monkeypatch):
 
 def test_a_checksum_of_the_store_is_enough(folder, tmp_path, monkeypatch):
     """Also of a file in parts. Broken by: a read-back of each upload."""
-    monkeypatch.setattr("src.cloud_folder.PART", 5 * 2**20)
+    monkeypatch.setattr("src.run.cloud_folder.PART", 5 * 2**20)
     monkeypatch.setattr(folder, "download", pytest.fail)
     for name, size in (("small", 10), ("parts", 11 * 2**20)):
         (tmp_path / name).write_bytes(bytes(size))
@@ -258,7 +258,7 @@ def test_a_damaged_file_is_refused_once(monkeypatch, folder, tmp_path, capsys):
     callback.uploader = Uploader(cloud)
     callback.uploader.start()
     # The last lines read no weights; the upload has its own name for is_intact.
-    monkeypatch.setattr("src.checkpoint_files.is_intact", pytest.fail)
+    monkeypatch.setattr("src.run.checkpoint_files.is_intact", pytest.fail)
     assert callback.finish(60) == ["best.ckpt", "empty.ckpt"]
     console = capsys.readouterr().out
     assert "best.ckpt of step 1: NOT UPLOADED (best.ckpt is damaged" in console
@@ -345,7 +345,7 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, capsys):
     Broken by: no flush in finish; max_steps taken for a failure; no comparison in on_train_start;
     checkpoint_every_n_steps alone in StopAndSave; no rmtree in open.
     """
-    monkeypatch.setattr("src.callbacks.UPLOAD_SECONDS", 2)
+    monkeypatch.setattr("src.callbacks.cloud_upload.UPLOAD_SECONDS", 2)
     fail(monkeypatch, proxy, Fault("reset", math.inf, "PUT"))
     words = ["max_steps=7", "checkpoint_every_n_steps=0", "upload_every_n_steps=2"]
     with pytest.raises(UserError, match=r"^not in the cloud: (best.ckpt, )?last.ckpt$"):
@@ -359,7 +359,7 @@ def test_an_outage_without_an_end(monkeypatch, proxy, tmp_path, whole, capsys):
     assert saved_step(files / "last.previous.ckpt") == 6
 
     proxy.faults = []
-    monkeypatch.setattr("src.callbacks.UPLOAD_SECONDS", 600)
+    monkeypatch.setattr("src.callbacks.cloud_upload.UPLOAD_SECONDS", 600)
     with pytest.raises(SystemExit, match="0"):
         training(monkeypatch, tmp_path, *words)
     console = capsys.readouterr().out
@@ -405,8 +405,8 @@ def test_the_disk_is_taken_if_the_cloud_is_silent(
     with pytest.raises(SystemExit, match="0"):
         training(monkeypatch, tmp_path, "max_steps=3")
     earlier = CloudFolder(f"{RUNS}/{tmp_path.name}").read("owner")
-    monkeypatch.setattr("src.uploader.PAUSE", 0.01)
-    monkeypatch.setattr("src.cloud_folder.TIMEOUT", 0.5)
+    monkeypatch.setattr("src.run.uploader.PAUSE", 0.01)
+    monkeypatch.setattr("src.run.cloud_folder.TIMEOUT", 0.5)
     proxy.faults = [Fault("stall", math.inf)]
     with pytest.raises(UserError, match="not finished in 0 s"):
         training(monkeypatch, tmp_path, "run_name=new")
@@ -414,7 +414,7 @@ def test_the_disk_is_taken_if_the_cloud_is_silent(
     def end(callback, trainer, *_):
         if trainer.global_step == 8:
             proxy.faults = []
-            monkeypatch.setattr("src.cloud_folder.TIMEOUT", 60)
+            monkeypatch.setattr("src.run.cloud_folder.TIMEOUT", 60)
 
     monkeypatch.setattr(StopAndSave, "on_train_batch_start", end, raising=False)
     capsys.readouterr()
@@ -441,7 +441,7 @@ def test_failures_are_said_at_growing_intervals(monkeypatch, tmp_path, capsys):
     uploader.notify(None)
     capsys.readouterr()
     now = 0
-    monkeypatch.setattr("src.uploader.time.monotonic", lambda: now)
+    monkeypatch.setattr("src.run.uploader.time.monotonic", lambda: now)
     for now in range(1, 1000):  # noqa: B007
         uploader.notify(UserError("down"))
     uploader.notify(None)
@@ -533,7 +533,7 @@ def test_a_transfer_that_is_slow_and_never_silent(proxy, folder, monkeypatch, tm
     """Broken by: no asyncio.timeout in request; no SECONDS_PER_MB; no size in a call of it."""
     folder = CloudFolder(folder.url)
     proxy.RequestHandlerClass = TrickleHandler
-    monkeypatch.setattr("src.cloud_folder.TIMEOUT", 1)
+    monkeypatch.setattr("src.run.cloud_folder.TIMEOUT", 1)
     # Only the transfers are measured: on a busy machine, any other request may take a second.
     monkeypatch.setattr(folder, "version", lambda name: "")
     path = tmp_path / "a"
@@ -609,7 +609,7 @@ def test_bad_input(monkeypatch, tmp_path):
 
 def test_a_full_log_does_not_end_the_uploads(monkeypatch, tmp_path):
     """Broken by: no suppress in say."""
-    monkeypatch.setattr("src.uploader.PAUSE", 0.01)
+    monkeypatch.setattr("src.run.uploader.PAUSE", 0.01)
     path = tmp_path / "last.ckpt"
     save_durably({"global_step": 1}, path)
     cloud = mock.Mock(**{"upload.side_effect": [UserError("down"), None]})

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, StepLR
 
-from src.errors import UserError
 from src.model.lightning_module import AutoencoderModule
-from src.optim import make_optimizer
+from src.run.errors import UserError
+from src.run.optim import make_optimizer
 from tests.runs import TINY, call, train
 
 FLOAT16 = ["--trainer.cloud_storage_path=none", "--trainer.max_epochs=8"]

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from src.errors import UserError
+from src.run.errors import UserError
 from tests.runs import TINY, call
 
 TRAINING = ("2000-01-01", "2000-01-24")

@@ -9,17 +9,17 @@ import sys
 import psutil
 import pytest
 
-from src import preemption
-from src.checkpoint_files import newest_intact
-from src.config import CHAPTER
-from src.errors import UserError
-from src.resume import find_run, lock
+from src.run import preemption
+from src.run.checkpoint_files import newest_intact
+from src.run.config import CHAPTER
+from src.run.errors import UserError
+from src.run.resume import find_run, lock
 from tests.runs import TWO_RANKS, start, wait_for_step, wait_until_gone
 
 pytestmark = pytest.mark.slow
 RUNS = "s3://embedded/tests"
 IMPATIENT = (
-    "import lightning_train as t; from src import preemption as p; "
+    "import lightning_train as t; from src.run import preemption as p; "
     "p.SECONDS_AFTER_SIGTERM = 2; t.main()"
 )
 
@@ -119,7 +119,7 @@ finally:
 @pytest.mark.parametrize(("program", "line"), [(HANGS, "waited"), (ENDS, "by itself")])
 def test_sigterm_before_the_training_begins(program, line):
     """Broken by: no watch_for_sigterm in end_program_in_time; no is_over.set() in end()."""
-    imports = "import os, signal, threading\nfrom src import preemption\n"
+    imports = "import os, signal, threading\nfrom src.run import preemption\n"
     command = [sys.executable, "-c", imports + program]
     done = subprocess.run(
         command, cwd=CHAPTER, capture_output=True, text=True, timeout=60

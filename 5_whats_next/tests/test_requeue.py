@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from src.config import CHAPTER
+from src.run.config import CHAPTER
 
 # Bash takes functions before commands. A training is killed, after a checkpoint if the next of
 # SAVES is 1.

@@ -12,18 +12,19 @@ import pytest
 import torch
 from jsonargparse.typing import PositiveInt
 
-from src import callbacks, preemption, resume
-from src.checkpoint_files import (
+from src.callbacks import cloud_upload as callbacks
+from src.callbacks.stop_and_save import StopAndSave
+from src.data import checked_store
+from src.model.lightning_module import AutoencoderModule
+from src.run import preemption, resume
+from src.run.checkpoint_files import (
     DurableCheckpointIO,
     newest_intact,
     read_step,
     save_durably,
 )
-from src.cloud_run import CloudRun
-from src.data import checked_store
-from src.errors import UserError, one_line_errors
-from src.model.lightning_module import AutoencoderModule
-from src.stop_and_save import StopAndSave
+from src.run.cloud_run import CloudRun
+from src.run.errors import UserError, one_line_errors
 from tests.in_phase import signal_at
 from tests.runs import TINY, call, start, train, wait_until_gone
 from tests.test_cloud import RUNS, training
@@ -266,12 +267,12 @@ SANITY_BATCHES = (
 )
 VALIDATION = "src.model.lightning_module.AutoencoderModule.validation_step"
 PHASES = {
-    "download": ("src.resume.find_run", 1, 0),
-    "claim": ("src.cloud_run.CloudRun.claim", 1, 0),
+    "download": ("src.run.resume.find_run", 1, 0),
+    "claim": ("src.run.cloud_run.CloudRun.claim", 1, 0),
     "first sanity batch": (VALIDATION, 1, 0),
     "last sanity batch": (VALIDATION, 2, 0),
     "step": ("src.model.lightning_module.AutoencoderModule.training_step", 1, 1),
-    "last uploads": ("src.uploader.Uploader.flush", 1, 60),
+    "last uploads": ("src.run.uploader.Uploader.flush", 1, 60),
 }
 
 

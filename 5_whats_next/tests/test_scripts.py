@@ -15,16 +15,16 @@ import short_run
 import torch
 import xarray as xr
 
-from src.cloud_folder import CloudFolder
-from src.config import CHAPTER, parse_config
 from src.data.loaders import PRELOADED
 from src.data.pytorch_dataset import OceanDataset, ocean_fields
 from src.data.s3_server import FOLDER, connect
 from src.data.store import open_fields, open_store
 from src.data.windows import WindowGrid, find_period
-from src.errors import UserError, one_line_errors
 from src.model.lightning_module import AutoencoderModule
 from src.model.pytorch_model import MaskedAutoencoder
+from src.run.cloud_folder import CloudFolder
+from src.run.config import CHAPTER, parse_config
+from src.run.errors import UserError, one_line_errors
 from tests.fault_proxy import Fault, FaultyProxy
 from tests.own_training import OwnData, OwnModule
 from tests.runs import TINY, call
@@ -110,7 +110,7 @@ def test_preflight(monkeypatch, capsys):
     assert len(hours) > 1
     (step,) = (line.split()[2] for line in lines if " step " in line)
     assert float(step) < 60
-    monkeypatch.setattr("src.cloud_folder.TIMEOUT", 2)
+    monkeypatch.setattr("src.run.cloud_folder.TIMEOUT", 2)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     wrong = [
         "--trainer.wandb=online",

@@ -36,7 +36,7 @@ from readers import COPIES, READERS, URL, endpoint, fast_dataset, raw_requests
 from slow_network import slow_network
 from tqdm import tqdm
 
-from src.errors import one_line_errors
+from src.run.errors import one_line_errors
 
 
 def make_copies(stride: int) -> None:

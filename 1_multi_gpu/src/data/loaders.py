@@ -8,8 +8,8 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch.utils.data import DataLoader
 
 from src.data.pytorch_dataset import FieldDataset, OceanDataset, Split
-from src.errors import UserError
-from src.reproducibility import ResumableBatches, worker_init_fn
+from src.run.errors import UserError
+from src.run.reproducibility import ResumableBatches, worker_init_fn
 
 
 class Loaders:

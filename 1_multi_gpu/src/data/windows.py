@@ -8,7 +8,7 @@ import pandas as pd
 import xarray as xr
 from jsonargparse.typing import PositiveInt
 
-from src.errors import UserError
+from src.run.errors import UserError
 
 # Time steps, latitudes, longitudes.
 Window = tuple[PositiveInt, PositiveInt, PositiveInt]

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.distributed import sum_over_ranks
-from src.errors import UserError
-from src.evaluation import squared_error, to_scores
 from src.model.pytorch_model import MaskedAutoencoder
-from src.optim import clip_gradients, make_optimizer
+from src.run.distributed import sum_over_ranks
+from src.run.errors import UserError
+from src.run.evaluation import squared_error, to_scores
+from src.run.optim import clip_gradients, make_optimizer
 
 
 class AutoencoderModule(L.LightningModule):

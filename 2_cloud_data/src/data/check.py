@@ -8,7 +8,7 @@ from src.data.build import add_statistics
 from src.data.checked_store import CheckedStore
 from src.data.chunks import bad_chunks
 from src.data.store import open_store
-from src.errors import UserError
+from src.run.errors import UserError
 
 
 def damage(url: str) -> list[str]:

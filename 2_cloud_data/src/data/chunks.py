@@ -10,7 +10,7 @@ import numpy as np
 import zarr
 
 from src.data.checked_store import CheckedStore, ChunkError
-from src.errors import UserError
+from src.run.errors import UserError
 
 # Names of arrays, and which part of each; None means all of it.
 Parts = Iterable[tuple[str, Sequence[slice] | None]]

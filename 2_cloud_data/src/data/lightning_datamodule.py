@@ -6,7 +6,7 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from src.data.loaders import Loaders
-from src.distributed import RankLoaders
+from src.run.distributed import RankLoaders
 
 
 class FieldDataModule(L.LightningDataModule):

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from src.reproducibility import hash32
+from src.run.reproducibility import hash32
 
 # Mean, amplitude of the waves, and unit.
 VARIABLES = {

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Sampler
 from src.data.fast_dataset import FastDataset
 from src.data.look_ahead import LookAhead
 from src.data.pytorch_dataset import FieldDataset, Split
-from src.errors import UserError
-from src.reproducibility import ResumableBatches, epoch_order, worker_init_fn
+from src.run.errors import UserError
+from src.run.reproducibility import ResumableBatches, epoch_order, worker_init_fn
 
 # Large packages that start no thread when they are imported, which a copy would not have. Python's
 # own way, to import the script itself, works since 3.13.8 only:

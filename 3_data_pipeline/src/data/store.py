@@ -30,7 +30,7 @@ from src.data.checked_store import (
 )
 from src.data.chunks import DECODING_ERRORS, check_chunks
 from src.data.s3_server import BUCKET, connect
-from src.errors import UserError
+from src.run.errors import UserError
 
 AXES = ("time", "lat", "lon")
 # What public stores and CF call them, in lower case.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from src.reproducibility import hash32
+from src.run.reproducibility import hash32
 
 # Validation masks depend on the sample alone, so that losses compare across epochs, seeds and runs.
 # No training reaches this epoch, so none of its masks is one of these.

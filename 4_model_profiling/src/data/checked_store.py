@@ -18,7 +18,7 @@ from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
 
-from src.errors import UserError
+from src.run.errors import UserError
 
 # In the index of a shard: there is no such chunk.
 NO_CHUNK = b"\xff" * 16

@@ -21,7 +21,7 @@ from src.data.statistics import grid_of
 from src.data.store import AXES, open_lazily, open_store
 from src.data.tensorstore_arrays import on_grid, open_arrays, shared_context, unpack
 from src.data.usecase_cloud_dataset import CloudDataset
-from src.errors import UserError
+from src.run.errors import UserError
 
 
 class FastDataset(CloudDataset):

@@ -8,7 +8,7 @@ import xarray as xr
 from src.data.checked_store import CheckedStore, NoStoreError
 from src.data.store import AXES, load_together, open_lazily
 from src.data.windows import Period
-from src.errors import UserError
+from src.run.errors import UserError
 
 # Whole. check_chunks reads it chunk by chunk, as it may not fit into memory.
 CLIMATOLOGY = [("climatology", None)]

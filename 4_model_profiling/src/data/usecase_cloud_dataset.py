@@ -41,7 +41,7 @@ from src.data.windows import (
     find_periods,
     has_degrees,
 )
-from src.errors import UserError
+from src.run.errors import UserError
 
 DaskMode = Literal["none", "single-threaded", "threads"]
 

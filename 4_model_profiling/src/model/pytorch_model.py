@@ -15,10 +15,10 @@ from einops import rearrange
 from jsonargparse.typing import OpenUnitInterval, PositiveInt
 from torch import Tensor, nn
 
-from src.errors import UserError
 from src.model.masking import random_mask
 from src.model.pytorch_decoder import Decoder
 from src.model.pytorch_encoder import Encoder
+from src.run.errors import UserError
 
 PATCHES = "b v (t pt) (h ph) (w pw) -> b (t h w) (v pt ph pw)"
 FIELDS = "b (t h w) (v pt ph pw) -> b v (t pt) (h ph) (w pw)"

@@ -30,7 +30,7 @@ from src.data.statistics import (
 )
 from src.data.store import AXES, MissingChunks, open_fields, open_store, select
 from src.data.windows import Period, Window, find_period
-from src.errors import UserError
+from src.run.errors import UserError
 
 OCEAN = "s3://embedded/ocean.zarr"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from src.data.windows import Coordinates, Period, Window, WindowGrid, find_periods
-from src.errors import UserError
+from src.run.errors import UserError
 
 Split = Literal["train", "val"]
 # Variables, time steps, latitudes, longitudes.

@@ -13,7 +13,7 @@ import xarray as xr
 from src.data.checked_store import SILENT_SECONDS
 from src.data.s3_server import BUCKET, CREDENTIALS, connect
 from src.data.store import AXES
-from src.errors import UserError
+from src.run.errors import UserError
 
 # How numbers are packed into others (CF conventions, 8.1); xarray knows what they mean.
 PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")

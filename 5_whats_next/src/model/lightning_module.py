@@ -12,13 +12,13 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 
-from src.distributed import sum_over_ranks
-from src.errors import UserError
-from src.evaluation import latitude_weights, squared_error, to_scores
 from src.model.compiled import compile_forward
 from src.model.micro_batches import backward_each, count_scored, split
 from src.model.pytorch_model import MaskedAutoencoder
-from src.optim import make_optimizer
+from src.run.distributed import sum_over_ranks
+from src.run.errors import UserError
+from src.run.evaluation import latitude_weights, squared_error, to_scores
+from src.run.optim import make_optimizer
 
 
 class AutoencoderModule(L.LightningModule):

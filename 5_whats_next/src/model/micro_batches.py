@@ -13,8 +13,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from src.errors import UserError
 from src.model.pytorch_model import PATCHES
+from src.run.errors import UserError
 
 
 def split(x: Tensor, index: Tensor, num_parts: int) -> list[tuple[Tensor, Tensor]]:
