@@ -1,5 +1,5 @@
 """What happens around a training, a file each."""
 
-from src.callbacks.cloud_upload.cloud_upload import CloudUploadCallback
+from src.callbacks.cloud_upload import CloudUploadCallback
 
 __all__ = ["CloudUploadCallback"]
