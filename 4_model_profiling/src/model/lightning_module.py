@@ -22,6 +22,7 @@ class AutoencoderModule(L.LightningModule):
         optimizer: arguments of make_optimizer.
         seed: seed of the training masks.
         sample_shape: (V, T, H, W); null takes it from the data.
+        compile: the training's forward and backward pass through torch.compile, which needs g++.
         model: further arguments of MaskedAutoencoder.
     """
 
@@ -30,6 +31,7 @@ class AutoencoderModule(L.LightningModule):
         optimizer: dict[str, Any] | None = None,
         seed: int = 0,
         sample_shape: list[int] | None = None,
+        compile: bool = False,
         **model: Any,
     ) -> None:
         super().__init__()
@@ -54,6 +56,10 @@ class AutoencoderModule(L.LightningModule):
             self.model = MaskedAutoencoder(
                 shape, seed=self.hparams.seed, **self.model_settings
             )
+        # For the training alone: validation, with its smaller last batch, would compile twice more.
+        self.training_forward = self.model.forward
+        if self.hparams.compile:
+            self.training_forward = torch.compile(self.model.forward, fullgraph=True)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of this rank's samples.
@@ -63,7 +69,9 @@ class AutoencoderModule(L.LightningModule):
         """
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
-        output = self.model(x, index, self.current_epoch)
+        # As a tensor: a number would be part of the compiled code, and each epoch would compile anew.
+        epoch = torch.full((), self.current_epoch, device=x.device)
+        output = self.training_forward(x, index, epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
         # rank may have much land.
         own = torch.stack([output.squared_error, output.valid_count])
@@ -78,6 +86,11 @@ class AutoencoderModule(L.LightningModule):
         """Clip as chapter 0 does."""
         # Lightning adds the parameters' norms in the optimiser's order: the last digit would
         # differ. And DDP has averaged the gradient by now, so all ranks see the same norm.
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler and optimizer.defaults["fused"]:
+            # In 16-mixed the gradients are scaled up. Only a fused AdamW leaves that to its own step,
+            # which comes after the clipping.
+            scaler.unscale_(optimizer)
         norm = clip_gradients(self.model, self.trainer.gradient_clip_val)
         self.log("grad_norm", norm)
 
