@@ -39,11 +39,13 @@ class LightningSettings(TrainerSettings):
         devices: devices of each machine, with one process for each.
         num_nodes: machines.
         strategy: auto takes ddp for several devices; our clipping works with no other.
+        precision: of the numbers that a step computes with; weights stay in float32.
     """
 
     devices: PositiveInt = 1
     num_nodes: PositiveInt = 1
     strategy: Literal["auto", "ddp"] = "auto"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
 
 
 # Their arguments are the settings: the sections model, data and trainer of the config. To train a
@@ -110,7 +112,7 @@ def build_training(
     Raises:
         UserError: the machine has not got the devices that the settings ask for.
     """
-    seed = config.seed_everything
+    seed = int(config.seed_everything)  # torch.compile refuses jsonargparse's type
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     module_class, data_class, _ = CLASSES
@@ -118,6 +120,10 @@ def build_training(
     module = build(module_class, config.get("model"), shared)
 
     settings = config.trainer
+    device = choose_device(settings.accelerator).type
+    if settings.precision == "16-mixed" and device == "cpu":
+        # Lightning would take bfloat16.
+        raise UserError("trainer.precision: 16-mixed needs a GPU; bf16-mixed does not")
     try:
         trainer = L.Trainer(
             # Lightning's auto would take Apple's GPU.
@@ -125,6 +131,7 @@ def build_training(
             devices=settings.devices,
             num_nodes=settings.num_nodes,
             strategy=settings.strategy,
+            precision=settings.precision,
             max_epochs=settings.max_epochs,
             gradient_clip_val=settings.gradient_clip_val,
             log_every_n_steps=settings.log_every_n_steps,
