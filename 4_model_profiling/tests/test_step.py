@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from src.model.lightning_module import AutoencoderModule
 from src.run.config import CHAPTER
 from src.run.errors import UserError
-from tests.runs import finish, rows, start, train
+from tests.runs import finish, new, rows, start, train
 
 OCEAN = f"-c={CHAPTER}/tests/ocean.yaml"
 EVERY_FOURTH = ["--trainer.log_every_n_steps=4", "--optimizer.fused=true"]
@@ -100,7 +100,7 @@ def test_two_compiled_ranks_give_the_curve_of_one(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         train(monkeypatch, tmp_path / "one", *settings)
     two = ["--trainer.devices=2", "--model.compile=true"]
-    finish(start(tmp_path, *settings, *two, command=["-c", WITHOUT_CODEGEN]))
+    finish(start("-c", WITHOUT_CODEGEN, *new(tmp_path), *settings, *two))
     curves = [
         torch.tensor([float(row["train_loss"]) for row in rows(folder / "run_1")])
         for folder in (tmp_path / "one", tmp_path)
