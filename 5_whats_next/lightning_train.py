@@ -1,9 +1,11 @@
-"""Train a masked autoencoder with Lightning, on one device or on many.
+"""Train a masked autoencoder with Lightning, on one device or on many; survive the machine.
 
 uv run python lightning_train.py                               as chapter 0's training, to the bit
 uv run python lightning_train.py -c config/two_processes.yaml  DDP on two CPU processes
 uv run python lightning_train.py --trainer.accelerator cuda --trainer.devices 8    on eight GPUs
+uv run python lightning_train.py --trainer.run_name mine       begin this run, or go on with it
 uv run python lightning_train.py --resume output/run_1         go on where a run stopped
+uv run python lightning_train.py --resume s3://embedded/checkpoints/mine
 """
 
 import inspect
@@ -15,19 +17,20 @@ from typing import Any, Literal
 
 import lightning as L
 from jsonargparse import Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from src.callbacks import Report, StopAndSave
+from src.callbacks import CloudUploadCallback, DeviceHours, Report, StopAndSave
 from src.data.lightning_datamodule import FieldDataModule
 from src.model.lightning_module import AutoencoderModule
 from src.run.checkpoint_io import AtomicCheckpointIO
-from src.run.config import CHAPTER, TrainerSettings, choose_device, parse_config
+from src.run.config import CHAPTER, TrainerSettings, choose_device
 from src.run.errors import UserError, one_line_errors
 from src.run.launch import end_with_launcher, launch
+from src.run.resume import find_resume_point, lock_folder
 from src.run.tracking import new_run_folder
 
 
@@ -40,12 +43,19 @@ class LightningSettings(TrainerSettings):
         num_nodes: machines.
         strategy: auto takes ddp for several devices; our clipping works with no other.
         precision: of the numbers that a step computes with; weights stay in float32.
+        run_name: begin the run of this name, or go on with it; null makes a new one.
+        cloud_storage_path: where runs are uploaded to; null follows the variable
+            CLOUD_STORAGE_PATH, and else takes s3://embedded/checkpoints; none uploads nothing.
+        upload_every_n_steps: upload inside an epoch too; 0 means at its end only.
     """
 
     devices: PositiveInt = 1
     num_nodes: PositiveInt = 1
     strategy: Literal["auto", "ddp"] = "auto"
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    run_name: str | None = None
+    cloud_storage_path: str | None = None
+    upload_every_n_steps: NonNegativeInt = 0
 
 
 # Their arguments are the settings: the sections model, data and trainer of the config. To train a
@@ -55,11 +65,14 @@ CLASSES = (AutoencoderModule, FieldDataModule, LightningSettings)
 
 def main() -> int:
     """Read the settings and train. Returns the exit code."""
-    config, resolved = parse_config(__doc__, CLASSES)
+    resume_point = find_resume_point(__doc__, CLASSES)
+    config = resume_point.config
     settings = config.trainer
     # A rank of launch, torchrun or srun?
     is_rank = "LOCAL_RANK" in os.environ or SLURMEnvironment.detect()
     if settings.devices > 1 and settings.num_nodes == 1 and not is_rank:
+        if resume_point.lock:
+            resume_point.lock.release()  # rank 0 takes it
         return launch(settings.devices)
     end_with_launcher()
     world_size = settings.devices * settings.num_nodes
@@ -69,19 +82,27 @@ def main() -> int:
         raise UserError(f"trainer.devices, num_nodes: {started} processes were started")
 
     # From here on every rank runs every line.
-    checkpoint = None
-    if config.resume:
-        # Resolved, because ModelCheckpoint compares paths.
-        folder = config.resume.resolve()
-        checkpoint = folder / "checkpoints" / "last.ckpt"
+    if resume_point.folder:
+        folder = resume_point.folder
     elif rank_zero_only.rank == 0:
         folder = new_run_folder(CHAPTER / settings.output_dir).resolve()
+        resume_point.lock = lock_folder(folder)
     else:
         folder = Path()  # the other ranks write nothing
 
     callbacks = [
-        Report(settings.wandb, resolved),
-        StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
+        Report(settings.wandb, resume_point.settings),
+        StopAndSave(
+            settings.max_steps,
+            # What is uploaded has to be saved before.
+            settings.checkpoint_every_n_steps or settings.upload_every_n_steps,
+        ),
+        CloudUploadCallback(
+            settings.cloud_storage_path,
+            upload_every_n_steps=settings.upload_every_n_steps,
+            run_name=settings.run_name,
+        ),
+        DeviceHours(),
         # Written after a validation, before StopAndSave's last.ckpt.
         ModelCheckpoint(
             filename="best",
@@ -91,7 +112,7 @@ def main() -> int:
         ),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
-    trainer.fit(module, data, ckpt_path=checkpoint)
+    trainer.fit(module, data, ckpt_path=resume_point.checkpoint)
     return 0
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from src.run.checkpoint import check_finite
+from src.run.errors import UserError
 from src.run.stop import StopRequest, exit_at_signals
 
 
@@ -28,6 +29,7 @@ class StopAndSave(Callback):
     def __init__(self, max_steps: int = -1, checkpoint_every_n_steps: int = 0) -> None:
         self.max_steps = max_steps
         self.every = checkpoint_every_n_steps
+        self.request: Any = None  # a StopRequest, once it trains
 
     def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
         """Keep the signal handlers that the program has set."""
@@ -45,6 +47,12 @@ class StopAndSave(Callback):
         # Over the CPUs: NCCL would wait for the GPU in each step.
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.request = StopRequest()
+        if self.group:
+            # Each machine has looked for a checkpoint, perhaps on a disk of its own.
+            steps: list[Any] = [None] * trainer.world_size
+            dist.all_gather_object(steps, trainer.global_step, self.group)
+            if len(set(steps)) > 1:
+                raise UserError(f"the ranks go on from steps {steps}: share a folder")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: L.LightningModule, *_: Any

@@ -41,15 +41,15 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU.
+def read_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """Read a checkpoint to the CPU; with ``mmap`` the tensors stay in the file.
 
     Raises:
         UserError: it is missing or damaged; names those that are there.
     """
     try:
         # A checkpoint is a pickle: without weights_only, loading it runs whatever code is inside.
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         found = [file.name for file in path.parent.glob("*.ckpt")]

@@ -68,7 +68,10 @@ class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 
 def parse_config(
-    description: str, classes: tuple[type, ...], arguments: list[str] | None = None
+    description: str,
+    classes: tuple[type, ...],
+    arguments: list[str] | None = None,
+    checkpoint: Path | None = None,
 ) -> tuple[Namespace, str]:
     """The configuration, and the same as YAML.
 
@@ -80,6 +83,7 @@ def parse_config(
         description: what --help says first.
         classes: whose arguments are the keys of the sections model, data and trainer.
         arguments: the command line; None takes that of the program.
+        checkpoint: to go on from, in place of --resume's.
 
     Raises:
         UserError: a key or a value is wrong, or one that a resumed run has to keep has changed.
@@ -93,6 +97,7 @@ def parse_config(
     options, _ = early.parse_known_args(arguments)
     if options.resume:
         checkpoint = options.resume / "checkpoints" / "last.ckpt"
+    if checkpoint:
         saved = read_checkpoint(checkpoint).get("settings")
         if not saved:  # one of LightningCLI, for example
             raise UserError(f"{checkpoint} is no checkpoint of a train script")
@@ -105,7 +110,7 @@ def parse_config(
         raise UserError(str(error)) from error
     config.resume = None  # it is no setting of the run
     resolved = parser.dump(config, skip_unset=False)
-    if options.resume:
+    if checkpoint:
         check_unchanged(parser.parse_string(saved), config)
 
     # Turns data.dataset's class_path and init_args into a function of the split.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -26,6 +27,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number = 0  # until a signal arrives
+        self.time = 0.0
         for number in SIGNALS:
             signal.signal(number, self.receive)
 
@@ -36,3 +38,8 @@ class StopRequest:
         if self.number and number == signal.SIGINT:
             exit_at_once(number, frame)
         self.number = self.number or number
+        self.time = self.time or time.monotonic()
+
+    def seconds_since_signal(self) -> float:
+        """How long ago it came; 0 if none has."""
+        return time.monotonic() - self.time if self.time else 0.0
