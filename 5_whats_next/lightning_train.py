@@ -1,4 +1,4 @@
-"""Train a masked autoencoder with Lightning, on one device or on many; survive the machine.
+"""Train a masked autoencoder with Lightning, on one device or on many.
 
 uv run python lightning_train.py                               as chapter 0's training, to the bit
 uv run python lightning_train.py -c config/two_processes.yaml  DDP on two CPU processes
@@ -67,6 +67,8 @@ def main() -> int:
     """Read the settings and train. Returns the exit code."""
     resume_point = find_resume_point(__doc__, CLASSES)
     config = resume_point.config
+    resolved = resume_point.settings
+    checkpoint = resume_point.checkpoint
     settings = config.trainer
     # A rank of launch, torchrun or srun?
     is_rank = "LOCAL_RANK" in os.environ or SLURMEnvironment.detect()
@@ -91,7 +93,7 @@ def main() -> int:
         folder = Path()  # the other ranks write nothing
 
     callbacks = [
-        Report(settings.wandb, resume_point.settings),
+        Report(settings.wandb, resolved),
         StopAndSave(
             settings.max_steps,
             # What is uploaded has to be saved before.
@@ -112,7 +114,7 @@ def main() -> int:
         ),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
-    trainer.fit(module, data, ckpt_path=resume_point.checkpoint)
+    trainer.fit(module, data, ckpt_path=checkpoint)
     return 0
 
 

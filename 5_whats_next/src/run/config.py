@@ -32,8 +32,15 @@ FIXED_ON_RESUME = (
     "data.dataset",
     "data.batch_size",
 )
-# Endings of keys among them that change only how fast a step is.
-FREE_ON_RESUME = ("model.compile",)
+# Endings of keys among them that change only how fast a step is, or where the data are.
+FREE_ON_RESUME = (
+    "model.compile",
+    ".url",
+    ".patience",
+    ".concurrency",
+    ".batches_ahead",
+    ".cache_mb",
+)
 
 
 @dataclass

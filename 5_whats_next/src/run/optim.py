@@ -1,10 +1,10 @@
 """Optimiser and learning-rate schedule of He et al. (https://arxiv.org/abs/2111.06377, A.1)."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from src.run.errors import UserError
@@ -18,6 +18,8 @@ def make_optimizer(
     weight_decay: float = 0.05,
     warmup_fraction: float = 0.05,
     fused: bool = False,
+    schedule: Literal["cosine", "restarts", "one-cycle"] = "cosine",
+    periods: int = 2,
 ) -> tuple[Optimizer, LRScheduler]:
     """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
 
@@ -29,6 +31,9 @@ def make_optimizer(
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises.
         fused: AdamW updates a weight in one pass over memory, instead of in a dozen operators.
+        schedule: after the warmup, cosine falls to zero once, and restarts in each period;
+            one-cycle rises for three tenths of the training, and then falls.
+        periods: equal parts of the training after the warmup, for restarts.
 
     Raises:
         UserError: a value is out of its range.
@@ -45,6 +50,8 @@ def make_optimizer(
         optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
     except ValueError as error:  # a negative learning rate, for example
         raise UserError(f"optimizer: {error}") from error
+    if schedule == "one-cycle":  # with a warmup of its own
+        return optimizer, lr_scheduler.OneCycleLR(optimizer, lr, total_steps)
     warmup_steps = round(warmup_fraction * total_steps)
 
     def lr_factor(step: int) -> float:
@@ -55,6 +62,13 @@ def make_optimizer(
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * progress))
 
+    if schedule == "restarts":
+        steps = math.ceil((total_steps - warmup_steps) / max(1, periods))
+        parts = [
+            LambdaLR(optimizer, lr_factor),
+            lr_scheduler.CosineAnnealingWarmRestarts(optimizer, max(1, steps)),
+        ]
+        return optimizer, lr_scheduler.SequentialLR(optimizer, parts, [warmup_steps])
     return optimizer, LambdaLR(optimizer, lr_factor)
 
 
