@@ -141,12 +141,11 @@ class CloudUploadCallback(Callback):
         self, trainer: L.Trainer, module: L.LightningModule, error: BaseException
     ) -> None:
         """Wait for the last uploads, as long as the reason of the end allows."""
-        is_stop = isinstance(error, SystemExit)
-        if is_stop and str(error) == "0":  # max_steps: complete
+        if isinstance(error, SystemExit) and not error.code:  # max_steps: complete
             self.on_fit_end()
         else:
             self.finish(seconds_left(trainer))
-        if is_stop and dist.is_initialized():
+        if isinstance(error, SystemExit) and dist.is_initialized():
             # The launcher would end rank 0 in its uploads if another rank had ended.
             dist.barrier()
 
@@ -158,6 +157,7 @@ class CloudUploadCallback(Callback):
         self.thread.join(seconds)
         self.begin_upload()
         self.thread.join(end - time.monotonic())
+        self.run = None  # on_exception comes after an error in on_fit_end, too
         missing = self.new_files()
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             state = "is NOT in the cloud" if path in missing else "is in the cloud"
