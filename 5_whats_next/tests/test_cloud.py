@@ -16,8 +16,9 @@ from src.run import cloud, resume
 from src.run.cloud import CloudRun
 from src.run.errors import UserError
 from tests.fault_proxy import proxy  # noqa: F401
-from tests.runs import TINY, assert_same_run, call, finish, rows, start, train
+from tests.runs import assert_same_run, call, finish, new, rows, start, train
 
+SCRIPT = "lightning_train.py"
 DUE = "--trainer.upload_every_n_steps=2"
 PATH = "s3://embedded/checkpoints"
 NO_CLOUD = "--trainer.cloud_storage_path=none"
@@ -44,7 +45,7 @@ def name():
 # The command that begins the run of this name, and goes on with it.
 @pytest.fixture
 def same_command(monkeypatch, tmp_path, name):
-    settings = [TINY, f"--trainer.output_dir={tmp_path}", DUE]
+    settings = [*new(tmp_path), DUE]
 
     def command(*words: str) -> int:
         gc.collect()  # the lock of a call that has raised
@@ -70,11 +71,11 @@ def test_killed_in_a_save_an_upload_and_a_download(
     Broken by: no temporary in atomic_write; no step in the objects' names.
     """
     reference = train(monkeypatch, tmp_path / "reference", NO_CLOUD)
-    settings = [DUE, f"--trainer.run_name={name}"]
-    finish(start(tmp_path, *settings, command=["-c", KILLED_IN_SAVE]), -9)
+    settings = [*new(tmp_path), DUE, f"--trainer.run_name={name}"]
+    finish(start("-c", KILLED_IN_SAVE, *settings), -9)
 
     proxy.faults = [(f"PUT /embedded/checkpoints/{name}/last-000000012", "silence")]
-    process = start(tmp_path, *settings)
+    process = start(SCRIPT, *settings)
     assert proxy.seen.wait(100)
     process.kill()
     assert "training  steps 2 to 12" in finish(process, -9)
@@ -82,7 +83,7 @@ def test_killed_in_a_save_an_upload_and_a_download(
 
     proxy.seen.clear()
     proxy.faults = [(f"GET /embedded/checkpoints/{name}/last", "half")]
-    process = start(tmp_path, *settings)
+    process = start(SCRIPT, *settings)
     assert proxy.seen.wait(100)
     process.kill()
     finish(process, -9)
@@ -96,17 +97,17 @@ def test_killed_in_a_save_an_upload_and_a_download(
 @pytest.mark.slow
 def test_two_ranks_killed_go_on_from_the_cloud_alone(tmp_path, name, proxy):  # noqa: F811
     """With SIGKILL to the launcher, in an upload. Broken by: rank_zero_only in find_checkpoint."""
-    settings = [DUE, "--trainer.devices=2"]
-    finish(start(tmp_path, *settings, NO_CLOUD))
+    settings = [*new(tmp_path), DUE, "--trainer.devices=2"]
+    finish(start(SCRIPT, *settings, NO_CLOUD))
     settings.append(f"--trainer.run_name={name}")
     proxy.faults = [(f"PUT /embedded/checkpoints/{name}/last-000000012", "silence")]
-    process = start(tmp_path, *settings)
+    process = start(SCRIPT, *settings)
     assert proxy.seen.wait(100)
     process.kill()
     finish(process, -9)
     shutil.rmtree(tmp_path / name)
     proxy.faults = []
-    assert "resume    downloaded last-" in finish(start(tmp_path, *settings))
+    assert "resume    downloaded last-" in finish(start(SCRIPT, *settings))
     assert_same_run(tmp_path / "run_1", tmp_path / name)
 
 
@@ -172,8 +173,13 @@ def test_sigterm_while_an_upload_hangs(monkeypatch, tmp_path, name, proxy):  # n
     """It gets what is left of the time. Broken by: UPLOAD_SECONDS in on_exception."""
     monkeypatch.setenv("SECONDS_AFTER_SIGTERM", "1")
     proxy.faults = [("PUT", "silence")]
-    endless = ["--data.dataset.num_samples=800000", DUE, f"--trainer.run_name={name}"]
-    process = start(tmp_path, *endless)
+    endless = [
+        *new(tmp_path),
+        "--data.dataset.num_samples=800000",
+        DUE,
+        f"--trainer.run_name={name}",
+    ]
+    process = start(SCRIPT, *endless)
     assert proxy.seen.wait(100)
     process.terminate()
     shown = finish(process, 143)

@@ -124,6 +124,8 @@ def parse_config(
     # instantiate_groups=False leaves each section as arguments: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)
     config.resume = options.resume
+    # Not jsonargparse's type, which no checkpoint could be read with.
+    config.seed_everything = int(config.seed_everything)
     return config, resolved
 
 
@@ -184,7 +186,7 @@ def choose_device(accelerator: str) -> torch.device:
         major, minor = torch.cuda.get_device_capability()
         usable = {f"sm_{major}{number}" for number in range(minor + 1)}
         built = torch.cuda.get_arch_list()  # AMD's have other names
-        if built[0].startswith("sm_") and not usable & set(built):
+        if built[0].startswith("sm_") and usable.isdisjoint(built):
             raise UserError(
                 f"PyTorch {torch.__version__} has no kernels for this card (sm_{major}{minor}), "
                 f"only for {built}; which one has: appendix/guide/install.md"
