@@ -29,6 +29,9 @@ def main() -> None:
     settings = config.trainer
     seed = config.seed_everything
 
+    if settings.max_steps > 0 or settings.checkpoint_every_n_steps:
+        raise UserError("this script saves at the end of an epoch alone")
+
     # torchrun tells each process its number, and where the others are.
     if "RANK" not in os.environ:
         raise UserError("start this script with torchrun")

@@ -80,15 +80,17 @@ def plot_curves(folder: Path, dataset: FieldDataset, scores: dict[str, Scores]) 
     rows = pd.read_csv(folder / "metrics.csv", index_col="step")
     figure = Figure(figsize=(13, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    # A row of metrics has either the training's or the validation's.
-    losses = rows.filter(like="_loss").interpolate()
-    losses.plot(ax=left, logy=True, ylabel="mean squared error (normalised)")
+    # A row has the metrics of a step or of a validation; a short run may have no step's.
+    for name in rows.filter(like="_loss"):
+        left.semilogy(rows[name].dropna(), ".-", label=name)
+    left.set(xlabel="step", ylabel="mean squared error (normalised)")
+    left.legend()
     rows[rmse].dropna().plot(
         ax=right,
         style="o-",
         label="masked autoencoder",
         ylabel=f"validation RMSE ({dataset.units[0]})",
-        ylim=(0, None),
+        ylim=0,
     )
     # Of the baselines; the first one is the model itself.
     for number, name in enumerate(list(scores)[1:], start=1):
