@@ -80,18 +80,14 @@ def main() -> None:
 
             optimizer.zero_grad()
             loss.backward()
-            grad_norm = clip_gradients(model, settings.gradient_clip_val)
+            clip_gradients(model, settings.gradient_clip_val)
             lr = scheduler.get_last_lr()[0]
             optimizer.step()
             scheduler.step()
             state.step += 1
             if state.step % settings.log_every_n_steps == 0:
                 check_finite(model, state.step)
-                row = {
-                    "train_loss": (error / count).item(),
-                    "grad_norm": grad_norm.item(),
-                    "lr": lr,
-                }
+                row = {"train_loss": (error / count).item(), "lr": lr}
                 if tracker:
                     tracker.log(state.step, epoch, row)
 
