@@ -28,19 +28,12 @@ BLOCK = re.compile(r"<!-- record (\w+): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 
 def hardware() -> str:
     """What the figures depend on besides the code."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = (
-        re.findall(r"model name\s*: (.*)", cpuinfo.read_text())
-        if cpuinfo.exists()
-        else []
-    )
-    machine = f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
-    packages = [
-        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")
-    ]
-    return ", ".join(
-        [machine, platform.system(), f"Python {platform.python_version()}", *packages]
-    )
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    parts = [cpu[1] if cpu else platform.machine(), f"{os.cpu_count()} cores"]
+    parts += [platform.system(), f"Python {platform.python_version()}"]
+    for package in ("torch", "lightning"):
+        parts.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(parts)
 
 
 def record(folder: Path, name: str, command: str) -> str:
@@ -56,6 +49,7 @@ def record(folder: Path, name: str, command: str) -> str:
         for picture in (folder / found[1]).glob("*.png"):
             copy = folder / "results" / f"{name}-{picture.name}"
             if f"results/{copy.name}" in (folder / "README.md").read_text():
+                copy.parent.mkdir(exist_ok=True)
                 shutil.copy(picture, copy)
     # The number of a run depends on what ran here before.
     shown = re.sub(r"run_\d+", "run_1", done.stdout.strip("\n"))
@@ -68,18 +62,13 @@ def record(folder: Path, name: str, command: str) -> str:
 def main() -> None:
     """Replace the chosen blocks."""
     folder = ROOT / sys.argv[1]
-    names = sys.argv[2:]
     readme = folder / "README.md"
-    commands = dict(BLOCK.findall(readme.read_text()))
-    for name in names:
-        if name not in commands:
-            sys.exit(f"error: no record {name}; there are: {', '.join(commands)}")
-    (folder / "results").mkdir(exist_ok=True)
-    for name in names or commands:
-        block = record(folder, name, commands[name])
-        pattern = rf"<!-- record {name}: .*?<!-- end -->"
-        text = re.sub(pattern, lambda _: block, readme.read_text(), flags=re.DOTALL)  # noqa: B023
-        readme.write_text(text)
+    blocks = {block[1]: block for block in BLOCK.finditer(readme.read_text())}
+    for name in sys.argv[2:] or blocks:
+        if name not in blocks:
+            sys.exit(f"error: no record {name}; there are: {', '.join(blocks)}")
+        new = record(folder, name, blocks[name][2])
+        readme.write_text(readme.read_text().replace(blocks[name][0], new))
 
 
 if __name__ == "__main__":
