@@ -3,8 +3,7 @@
   uv run python appendix/carry.py 0_setup/src/run/optim.py ...   before the change is committed
 
 The change is what differs from the last commit. A later copy that was the same gets the same bytes;
-into one of its own git merges the change, and leaves a conflict there with the usual markers. Where
-a file is deleted, later copies that were the same go too.
+into one of its own git merges the change, and leaves a conflict there with the usual markers.
 """
 
 import subprocess
@@ -19,25 +18,18 @@ def carry(path: Path) -> list[str]:
     """Carry one file's change; returns the later files that have to be changed by hand."""
     show = ["git", "show", f"HEAD:{path}"]
     committed = subprocess.check_output(show, cwd=ROOT)
-    new = ROOT / path
     chapter, *names = path.parts
     by_hand = []
     for later in CHAPTERS[CHAPTERS.index(chapter) + 1 :]:
         copy = ROOT.joinpath(later, *names)
-        if not copy.exists():
-            continue
-        if new.exists():
+        if copy.exists():
             with tempfile.NamedTemporaryFile() as base:
                 base.write(committed)
                 base.flush()
                 # It takes the new text as it is where the copy was the committed one.
-                merge = ["git", "merge-file", str(copy), base.name, str(new)]
+                merge = ["git", "merge-file", str(copy), base.name, str(ROOT / path)]
                 if subprocess.run(merge).returncode:
                     by_hand.append(str(copy))
-        elif copy.read_bytes() == committed:
-            copy.unlink()
-        else:
-            by_hand.append(str(copy))
     return by_hand
 
 

@@ -10,7 +10,6 @@ A chapter's new tokens are those of its new files, and of the lines that it adds
 import ast
 import difflib
 import functools
-import re
 import subprocess
 import sys
 import tokenize
@@ -84,35 +83,20 @@ def tokens(paths: Iterable[Path]) -> int:
 
 
 def compare(path: Path) -> tuple[int, int, int]:
-    """New tokens; lines, not blank, that came to an older file and that went from it."""
+    """New tokens; lines, not blank, that differ from the chapter before; how many it removes."""
+    code = code_lines(path)
     old = before(path)
     if not old:
-        return tokens([path]), 0, 0
-    a, b = (list(map(str.strip, each.read_text().splitlines())) for each in (old, path))
-    new = came = went = 0
+        return sum(code.values()), 0, 0
+    a, b = ([line.strip() for line in p.read_text().splitlines()] for p in (old, path))
+    new = changed = removed = 0
     matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
-    for kind, *old_lines, first, last in matcher.get_opcodes():
+    for kind, *gone, first, last in matcher.get_opcodes():
         if kind != "equal":
-            went += sum(map(bool, a[slice(*old_lines)]))
-            came += sum(map(bool, b[first:last]))
-            new += sum(code_lines(path).get(n + 1, 0) for n in range(first, last))
-    return new, came, went
-
-
-def imported(folder: Path) -> set[Path]:
-    """The chapter's files that its training imports, or its default configurations name."""
-    todo = [folder / "lightning_train.py", *folder.glob("config/c*onfig.yaml")]
-    pattern = re.compile(r"^\s*(?:from|import|class_path:) ([\w.]+)", re.MULTILINE)
-    seen = {*todo[:1]}
-    while todo:
-        for name in pattern.findall(todo.pop().read_text()):
-            place = folder.joinpath(*name.split("."))
-            for module in (place, place / "__init__", place.parent):
-                path = module.with_suffix(".py")
-                if path.is_file() and path not in seen:
-                    seen.add(path)
-                    todo.append(path)
-    return seen
+            removed += sum(map(bool, a[slice(*gone)]))
+            changed += sum(map(bool, b[first:last]))
+            new += sum(code.get(number + 1, 0) for number in range(first, last))
+    return new, changed + removed, removed
 
 
 def faults(path: Path) -> Iterator[str]:
@@ -149,24 +133,21 @@ def measure(part: str) -> tuple[dict[str, float], list[str]]:
     is_chapter = part in CHAPTERS
     paths = tracked(f"{part}/*.py") if is_chapter else tracked("*.py", ":![0-9]_*")
     code = [path for path in paths if not is_test(path)]
-    new, came, went = map(sum, zip(*map(compare, code), strict=True))
+    new, changed, removed = map(sum, zip(*map(compare, code), strict=True))
     fresh = [path for path in code if compare(path)[0]]
     tuples = 0
     for node in chain.from_iterable(map(nodes, fresh)):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
             tuples += isinstance(node.targets[0], ast.Tuple)
-    reached = imported(ROOT / part) if part == CHAPTERS[-1] else ()
     figures = {
         "code": new,
         "tests": sum(compare(path)[0] for path in paths if is_test(path)),
-        "changed": came + went,
-        "removed": went,
+        "changed": changed,
+        "removed": removed,
         "density": tokens(fresh) / sum(map(len, map(code_lines, fresh))),
         "tuples": 1000 * tuples / tokens(fresh),
         "whole": tokens(code),
         "files": len(code),
-        "imported": tokens(reached),
-        "imports": len(reached),
     }
     wrong = [*chain.from_iterable(map(faults, code)), *differences(part)]
     return figures, wrong
@@ -177,10 +158,9 @@ def main() -> int:
     wrong = []
     for part, limits in PLAN["limits"].items():
         figures, found = measure(part)
-        if part == CHAPTERS[0]:
-            print(" " * 18, *(f"{name:>8}" for name in figures))
-        print(f"{part:18}", *(f"{round(value, 2):8,}" for value in figures.values()))
-        for name, most in (PLAN["style"] | limits).items():
+        cells = [f"{name} {round(figure, 2):6,}" for name, figure in figures.items()]
+        print(f"{part:18}", *cells, sep="  ")
+        for name, most in limits.items():
             if figures[name] > most:
                 found.append(f"{part}: {name} {figures[name]:,.1f} of {most:,}")
         if part in PLAN["finished"]:

@@ -40,15 +40,6 @@ WAYS = {
 }
 
 
-def start(folder: Path, chapter: str, *words: str) -> subprocess.Popen:
-    """A training; its progress bar stays, on stderr."""
-    command = [sys.executable, *words, *SETTINGS, *sys.argv[1:]]
-    command.append(f"--trainer.output_dir={folder}")
-    return subprocess.Popen(
-        command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, start_new_session=True
-    )
-
-
 def losses(folder: Path) -> pd.Series:
     """The training loss of each step so far of the only run in this folder."""
     for table in folder.glob("*/metrics.csv"):
@@ -57,18 +48,20 @@ def losses(folder: Path) -> pd.Series:
 
 
 def train(name: str, folder: Path, kill_after: int) -> pd.Series:
-    """The losses of one way; one of them is killed after a step."""
+    """The losses of one way. One of them is killed after a step, and begins again without disk."""
+    chapter, *words = WAYS[name]
+    command = [sys.executable, *words, *SETTINGS, *sys.argv[1:]]
+    command.append(f"--trainer.output_dir={folder}")
+    options: dict = {"cwd": ROOT / chapter, "stdout": subprocess.DEVNULL}
     if name == KILLED:
-        training = start(folder, *WAYS[name])
+        training = subprocess.Popen(command, start_new_session=True, **options)
         while len(losses(folder)) < kill_after:
-            if training.poll() is not None:
-                sys.exit(f"error: exit code {training.returncode} before its kill")
+            assert training.poll() is None  # it has not ended before
             time.sleep(0.2)
         os.killpg(training.pid, signal.SIGKILL)
         training.wait()
         shutil.rmtree(folder)
-    if code := start(folder, *WAYS[name]).wait():
-        sys.exit(f"error: {name}: exit code {code}")
+    subprocess.run(command, check=True, **options)  # its progress bar stays, on stderr
     return losses(folder)
 
 
@@ -83,8 +76,7 @@ def main() -> None:
         if name == RAW:
             reference = loss
             curve.semilogy(loss, color="black")
-        if not loss.index.equals(reference.index):
-            sys.exit(f"error: {name} has lost steps")
+        assert loss.index.equals(reference.index)  # no step is missing
         difference = (loss / reference - 1).abs()
         # The first ones are broader, so that lines at the same place can be told apart.
         below.plot(difference, label=name, linewidth=2 * (len(WAYS) - number))

@@ -12,7 +12,6 @@ Where it prints "look at FOLDER", the pictures of that folder which the README s
 results/NAME-PICTURE.png are copied there.
 """
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,11 +29,11 @@ BLOCK = re.compile(r"<!-- record (\w+): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 def hardware() -> str:
     """What the figures depend on besides the code."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    parts = [cpu[1] if cpu else platform.machine(), f"{os.cpu_count()} cores"]
-    parts += [platform.system(), f"Python {platform.python_version()}"]
-    for package in ("torch", "lightning"):
-        parts.append(f"{package} {importlib.metadata.version(package)}")
-    return ", ".join(parts)
+    return (
+        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, "
+        f"{platform.system()}, Python {platform.python_version()}, "
+        f"torch {version('torch')}, lightning {version('lightning')}"
+    )
 
 
 def record(folder: Path, name: str, command: str) -> str:
@@ -65,8 +65,6 @@ def main() -> None:
     readme = folder / "README.md"
     blocks = {block[1]: block for block in BLOCK.finditer(readme.read_text())}
     for name in sys.argv[2:] or blocks:
-        if name not in blocks:
-            sys.exit(f"error: no record {name}; there are: {', '.join(blocks)}")
         new = record(folder, name, blocks[name][2])
         readme.write_text(readme.read_text().replace(blocks[name][0], new))
 
