@@ -1,4 +1,4 @@
-"""The chapters' sbatch files on a real SLURM of two nodes (slurm/cluster.sh), in a namespace."""
+"""The chapters' sbatch files on a real SLURM of two nodes (slurm/cluster.sh)."""
 
 import os
 import re
@@ -6,244 +6,119 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 
-from tests.machines import NEEDS_ROOT, NEEDS_SLURM, ROOT, Machine, copy_of, losses
+from tests.test_machines import losses
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-# uv itself, after a line that says what SLURM binds a rank to.
-UV = f"""#!/bin/bash
-echo "rank $SLURM_PROCID: $(nproc) cores"
-exec {shutil.which("uv")} "$@"
-"""
-JOB = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=2"]
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ["bash", ROOT / "appendix" / "slurm" / "cluster.sh"]
+ENVIRONMENT = os.environ | {
+    "ACCELERATOR": "cpu",
+    # A copy of a chapter has no environment of its own, and nothing is to be installed.
+    "UV_PROJECT": str(Path(sys.prefix).parent),
+    "UV_NO_SYNC": "1",
+}
+SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not shutil.which("sbatch"), reason="needs SLURM"),
+]
 
 
-class Cluster:
-    """A SLURM of two nodes, and the environment of its jobs."""
+class Job:
+    """A chapter's sbatch file in the queue, in a copy of the chapter.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.machine = Machine("cluster", "192.0.2.1", "node1", "node2")
-        script = f"{ROOT}/appendix/slurm/cluster.sh"
-        self.machine.run("bash", script, "start", str(folder))
-        commands = folder / "bin"
-        commands.mkdir()
-        uv = commands / "uv"
-        uv.write_text(UV)
-        uv.chmod(0o755)
-        paths = [str(commands), str(Path(sys.executable).parent), os.environ["PATH"]]
-        self.environment = os.environ | {
-            "SLURM_CONF": f"{folder}/slurm.conf",
-            "PATH": ":".join(paths),
-            "ACCELERATOR": "cpu",
-            "GOMP_SPINCOUNT": "0",
-            # A copy of a chapter has no environment of its own, and nothing is to be installed.
-            "UV_PROJECT": str(ROOT),
-            "UV_NO_SYNC": "1",
-        }
-        self.environment.pop("OMP_NUM_THREADS", None)
-        for line in self.machine.run("ss", "-Hltn").splitlines():
-            assert line.split()[3].startswith("127."), line
+    Args:
+        cluster: folder of the SLURM.
+        folder: takes the copy and the log.
+        script: such as 1_multi_gpu/train.sbatch.
+        settings: of the training.
+        options: of sbatch.
+    """
 
-    def run(self, *words: str, folder: Path = ROOT) -> str:
-        return self.machine.run(*words, folder=folder, env=self.environment)
+    def __init__(self, cluster, folder, script, *settings, **options) -> None:
+        self.cluster = cluster
+        chapter, name = script.split("/")
+        ignored = shutil.ignore_patterns("output", "results", "__pycache__")
+        self.folder = shutil.copytree(ROOT / chapter, folder / chapter, ignore=ignored)
+        self.log = folder / "log"
+        words = [f"--{key}={value}" for key, value in options.items()]
+        submit = ["sbatch", "--parsable", f"--output={self.log}", *SMALL, *words]
+        self.number = self.run(*submit, name, *settings).strip()
 
-    def submit(self, folder: Path, script: str, *settings: str, **options: str) -> str:
-        """Submit a chapter's script; returns the job's number."""
-        words = [f"--{name}={value}" for name, value in options.items()]
-        text = self.run("sbatch", *JOB, *words, script, *settings, folder=folder)
-        return text.split()[-1]
+    def run(self, *words: str) -> str:
+        """What a command prints."""
+        command = ["bash", "-c", '. "$0/environment"; "$@"', self.cluster, *words]
+        return subprocess.check_output(
+            command, cwd=self.folder, env=ENVIRONMENT, text=True
+        )
 
-    def state(self, job: str) -> str:
-        """PENDING, RUNNING, COMPLETED, …; and why."""
-        text = self.run("scontrol", "show", "job", job)
-        (state,) = re.findall(r"JobState=(\S+)", text)
-        return state
+    def end(self) -> str:
+        """How it ends, with its exit code and the signal."""
+        ended = r"JobState=((?:COMPLETED|FAILED|CANCELLED|TIMEOUT) ).*ExitCode=(\S+)"
+        while True:
+            text = self.run("scontrol", "show", "job", self.number)
+            if found := re.search(ended, text, re.DOTALL):
+                return "".join(found.groups())
+            time.sleep(0.5)
 
-    def close(self) -> None:
-        try:
-            script = f"{ROOT}/appendix/slurm/cluster.sh"
-            self.run("bash", script, "stop", str(self.folder))
-        finally:
-            self.machine.close()
+    def numbers(self, pattern: str) -> list[int]:
+        """Those that the log has so far."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return [int(number) for number in re.findall(pattern, text)]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    it = Cluster(tmp_path_factory.mktemp("cluster"))
-    yield it
-    it.close()
+    folder = tmp_path_factory.mktemp("cluster")
+    subprocess.run([*CLUSTER, "start", folder], check=True)
+    yield folder
+    subprocess.run([*CLUSTER, "stop", folder], check=True)
 
 
-def text_of(log: Path) -> str:
-    """What a job has written so far."""
-    return log.read_text() if log.exists() else ""
-
-
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    """Wait for something that the job does; fails with its log."""
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, text_of(log)
-        time.sleep(0.1)
-
-
-@NEEDS_ROOT
-@NEEDS_SLURM
-def test_two_nodes_give_the_curve_of_one_process(cluster, tmp_path):
-    """Broken by: no --cpus-per-task for srun; num_nodes 1."""
-    chapter = copy_of("1_multi_gpu", tmp_path)
-    log = tmp_path / "log"
-    settings = ["-c", "tests/tiny.yaml", "--trainer.output_dir"]
-    job = cluster.submit(chapter, "train.sbatch", *settings, "output", output=str(log))
-    command = [sys.executable, "lightning_train.py", *settings, "one"]
-    subprocess.run(command, cwd=chapter, check=True, capture_output=True)
-    wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), log)
-    assert cluster.state(job) == "COMPLETED", log.read_text()
-    text = log.read_text()
-    assert "1 on each of 2 nodes" in text
-    cores = min(2, os.cpu_count() or 1)
-    assert {f"rank 0: {cores} cores", f"rank 1: {cores} cores"} <= set(
-        text.splitlines()
-    )
-    one, two = losses(chapter / "one/run_1"), losses(chapter / "output/run_1")
-    assert len(one) == 12
-    assert two == pytest.approx(one, rel=1e-5)
-
-
-SETTINGS = [
-    "-c",
-    "tests/tiny.yaml",
-    "--trainer.max_epochs=100000",
-    "--trainer.wandb=offline",  # its process gets SIGTERM, too
-]
-
-
-@NEEDS_ROOT
-@NEEDS_SLURM
-def test_a_job_is_signalled_and_requeued(monkeypatch, cluster, tmp_path):
-    """At its time limit, by hand, and not after scancel. Broken by: no scontrol requeue."""
-    chapter = copy_of("5_whats_next", tmp_path)
-    log = tmp_path / "log"
-    cloud = ["--trainer.cloud_storage_path", "s3://embedded/tests"]
-    # SLURM looks at its jobs every 30 s: TERM comes 90 to 120 s after the start.
-    limit = {"time": "3", "signal": "TERM@60", "output": str(log)}
-    settings = [*SETTINGS, "--model.depth=6", "--model.embed_dim=192"]
-    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, *cloud, **limit)
-    run = chapter / "output" / f"slurm-laptop-{job}"
-
-    def starts() -> list[int]:
-        found = re.findall(r"training  steps (\d+) to", text_of(log))
-        return [int(step) for step in found]
-
-    def is_further(number: int) -> bool:
-        begun = starts()
-        return len(begun) == number and max(losses(run), default=0) > begun[-1] + 5
-
-    wait_until(lambda: is_further(2), log)  # the time was over once
-    cluster.run("scancel", "--signal=TERM", job)
-    wait_until(lambda: is_further(3), log)
-    cluster.run("scancel", job)
-    wait_until(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), log)
-    assert cluster.state(job) == "CANCELLED"
-    last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-
-    text = log.read_text()
-    stops = [int(step) for step in re.findall(r"stopped after step (\d+)", text)]
-    assert starts() == [0, *stops[:2]], text
-    assert len(stops) == 3  # with a checkpoint after scancel as well
-    assert last["global_step"] == stops[2]
-    for stop in stops[:2]:
-        assert f"last.ckpt of step {stop}: uploaded" in text
-    assert "SLURM auto-requeueing enabled" not in text  # Lightning's own
-
-    # A new job goes on with the run, and ends it.
-    settings.append(f"--trainer.max_steps={stops[2] + 20}")
-    monkeypatch.setitem(cluster.environment, "RUN_NAME", run.name)
-    end = tmp_path / "end"
-    limit["output"] = str(end)
-    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, *cloud, **limit)
-    states = ("PENDING", "RUNNING", "COMPLETING")
-    wait_until(lambda: cluster.state(job) not in states, end)
-    assert cluster.state(job) == "COMPLETED", text_of(end)
-    assert f"training  steps {stops[2]} to" in text_of(end)
-
-    # One process that is never stopped.
+def test_two_nodes_give_the_curve_of_one(cluster, tmp_path):
+    """Broken by: num_nodes 1 in train.sbatch."""
+    settings = ["-c", "tests/ocean.yaml", "--trainer.max_epochs=1"]
+    job = Job(cluster, tmp_path, "1_multi_gpu/train.sbatch", *settings)
+    assert job.end() == "COMPLETED 0:0", job.log.read_text()
     command = [sys.executable, "lightning_train.py", *settings]
-    command += ["--trainer.run_name=reference", "--trainer.cloud_storage_path=none"]
-    subprocess.run(command, cwd=chapter, check=True, capture_output=True)
-    assert losses(run) == pytest.approx(losses(chapter / "output/reference"), rel=1e-4)
+    subprocess.run([*command, "--trainer.output_dir=one"], cwd=job.folder, check=True)
+    two = losses(job.folder / "output")
+    np.testing.assert_allclose(two, losses(job.folder / "one"), rtol=1e-5)
 
 
-@NEEDS_ROOT
-@NEEDS_SLURM
-def test_a_signal_before_the_first_step_and_a_rank_that_is_killed(cluster, tmp_path):
-    """The first one requeues, the second does not. Broken by: exit code 0 of an early signal."""
-    chapter = copy_of("5_whats_next", tmp_path)
-    log = tmp_path / "log"
-    cloud = "--trainer.cloud_storage_path=none"
-    options = {"output": str(log)}
-    # A large model, so that the signal comes before the first step.
-    settings = [*SETTINGS, cloud, "--model.depth=12", "--model.embed_dim=384"]
-    job = cluster.submit(chapter, "train_requeue.sbatch", *settings, **options)
-    run = chapter / "output" / f"slurm-laptop-{job}"
-
-    wait_until(lambda: "Initializing distributed" in text_of(log), log)
-    cluster.run("scancel", "--signal=TERM", job)
-    wait_until(lambda: (run / "restarts").exists(), log)
-    assert not losses(run)
-    wait_until(lambda: len(losses(run)) > 5, log)
-
-    pids = cluster.run(
-        "pgrep", "-f", f"lightning_train.py.*slurm-laptop-{job} "
-    ).split()
-    ranks = [pid for pid in pids if "SLURM_PROCID=1" in environment_of(cluster, pid)]
-    cluster.run("kill", "-KILL", ranks[0])
-    wait_until(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), log)
-    assert cluster.state(job) == "FAILED"
-    assert "lost      rank 1 on cluster" in log.read_text()
+def test_a_job_at_its_time_limit_stops_and_saves(cluster, tmp_path):
+    """Broken by: no --signal."""
+    settings = ["-c", "tests/tiny.yaml", "--trainer.max_epochs=100000"]
+    # SLURM looks at its jobs every 30 s: TERM comes 90 to 120 s after the start.
+    limits = {"time": 3, "signal": "TERM@60"}
+    job = Job(cluster, tmp_path, "1_multi_gpu/train.sbatch", *settings, **limits)
+    assert job.end() == "FAILED 143:0", job.log.read_text()
+    (step,) = job.numbers(r"stopped after step (\d+)")
+    last = job.folder / "output" / "run_1" / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == step > 0
 
 
-@NEEDS_ROOT
-@NEEDS_SLURM
-def test_an_error_of_rank_0_is_not_requeued(monkeypatch, cluster, tmp_path):
-    """Broken by: no "$task"; srun ends the other ranks with SIGTERM, and they say 143."""
-    chapter = copy_of("5_whats_next", tmp_path)
-    log = tmp_path / "log"
-    monkeypatch.setitem(cluster.environment, "RUN_NAME", "mine")
-    (chapter / "output").mkdir()
-    with FileLock(chapter / "output" / ".mine.training"):
-        job = cluster.submit(
-            chapter, "train_requeue.sbatch", "-c", "tests/tiny.yaml", output=str(log)
-        )
-        wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), log)
-    assert cluster.state(job) == "FAILED", log.read_text()
-    assert text_of(log).count("another process is training") == 1
-    assert not (chapter / "output" / "mine" / "restarts").exists()
-
-
-def environment_of(cluster: Cluster, pid: str) -> list[str]:
-    """The variables of a Python process, as NAME=value; none of another program's."""
-    text = cluster.run("cat", f"/proc/{pid}/environ")
-    name = cluster.run("cat", f"/proc/{pid}/comm")
-    return text.split("\0") if name.startswith("python") else []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
-def test_a_server_that_does_not_start_is_named(tmp_path):
-    """Broken by: ``set -e``, which ends the script there without a word."""
-    munged = tmp_path / "munged"
-    munged.write_text("#!/bin/bash\necho no entropy >&2\nexit 1\n")
-    munged.chmod(0o755)
-    script = f"{ROOT}/appendix/slurm/cluster.sh"
-    command = ["bash", script, "start", f"{tmp_path}/cluster"]
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "no entropy" in done.stderr
+def test_a_requeued_job_goes_on_to_its_end(cluster, tmp_path):
+    """After a signal, and after a kill. Broken by: no scontrol requeue; 143 alone."""
+    settings = ["-c", "tests/tiny.yaml", "--trainer.max_epochs=500"]
+    job = Job(cluster, tmp_path, "5_whats_next/train_requeue.sbatch", *settings)
+    for part, signal in enumerate(["TERM", "KILL"], 1):
+        while len(job.numbers(r"(?m)^epoch (\d+):")) < 2 * part:
+            assert not job.run("squeue", "-h", "-t", "CD,F"), job.log.read_text()
+            time.sleep(0.1)
+        if signal == "TERM":
+            job.run("scancel", "--signal=TERM", job.number)
+        else:
+            job.run("pkill", "-KILL", "-f", f"^[^ ]*python .*{job.number} ")
+    assert job.end() == "COMPLETED 0:0", job.log.read_text()
+    starts = job.numbers(r"training  steps (\d+) to")
+    assert len(starts) == 3
+    assert starts[1:2] == job.numbers(r"stopped after step (\d+)")
+    (run,) = job.folder.glob("output/slurm-*")
+    assert list(losses(run.parent)) == list(range(1, 2001))
