@@ -79,13 +79,13 @@ def main() -> None:
         assert loss.index.equals(reference.index)  # no step is missing
         difference = (loss / reference - 1).abs()
         # The first ones are broader, so that lines at the same place can be told apart.
-        below.plot(difference, label=name, linewidth=2 * (len(WAYS) - number))
+        below.plot(difference, label=name, linewidth=len(WAYS) - number)
         numbers = (difference[:50].max(), difference.max())
         print(f"{name:45} {numbers[0]:8.1e}   {numbers[1]:8.1e}", flush=True)
     curve.set_ylabel("training loss")
     below.set_yscale("symlog", linthresh=1e-8)
     below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
-    below.legend(fontsize=8)
+    curve.legend(*below.get_legend_handles_labels(), fontsize=8)
     figure.savefig(OUTPUT / "one_curve.png", dpi=110, bbox_inches="tight")
     print(f"look at {OUTPUT.relative_to(ROOT)}: one_curve.png")
 
