@@ -11,7 +11,6 @@ import pytest
 
 CHAPTER = Path(__file__).resolve().parents[2] / "1_multi_gpu"
 MACHINES = [f"alpha{os.getpid()}", f"beta{os.getpid()}"]
-ADDRESSES = ["192.0.2.1", "192.0.2.2"]
 CABLE = """
 ip netns add $0 && ip netns add $1
 ip link add card netns $0 type veth peer name card netns $1
@@ -45,14 +44,14 @@ def test_two_machines_give_the_curve_of_one(machines, tmp_path):
     """Broken by: no GLOO_SOCKET_IFNAME; num_nodes 1."""
     script = ["lightning_train.py", "-c", "tests/ocean.yaml", "--trainer.max_epochs=1"]
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += [f"--master-addr={ADDRESSES[0]}", "--master-port=29500"]
+    torchrun += ["--master-addr=192.0.2.1", "--master-port=29500"]
+    two = [f"--trainer.output_dir={tmp_path}", "--trainer.num_nodes=2"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "card"}
     processes = []
     for rank, name in enumerate(machines):
         command = ["ip", "netns", "exec", name, sys.executable, *torchrun]
-        command += [f"--node-rank={rank}", *script, f"--trainer.output_dir={tmp_path}"]
-        words = [*command, "--trainer.num_nodes=2", "--trainer.strategy=ddp"]
-        processes.append(subprocess.Popen(words, cwd=CHAPTER, env=environment))
+        command += [f"--node-rank={rank}", *script, *two]
+        processes.append(subprocess.Popen(command, cwd=CHAPTER, env=environment))
     assert [process.wait() for process in processes] == [0, 0]
 
     one = tmp_path / "one"
