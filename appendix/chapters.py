@@ -162,7 +162,7 @@ def main() -> int:
         print(f"{part:18}", *cells, sep="  ")
         for name, most in limits.items():
             if figures[name] > most:
-                found.append(f"{part}: {name} {figures[name]:,.1f} of {most:,}")
+                found.append(f"{part}: {name} {round(figures[name], 2):,} of {most:,}")
         if part in PLAN["finished"]:
             wrong += found
     print("\n".join(wrong).replace(f"{ROOT}/", "") or "within the limits")

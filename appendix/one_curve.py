@@ -80,8 +80,8 @@ def main() -> None:
         difference = (loss / reference - 1).abs()
         # The first ones are broader, so that lines at the same place can be told apart.
         below.plot(difference, label=name, linewidth=len(WAYS) - number)
-        numbers = (difference[:50].max(), difference.max())
-        print(f"{name:45} {numbers[0]:8.1e}   {numbers[1]:8.1e}", flush=True)
+        largest = f"{difference[:50].max():8.1e}   {difference.max():8.1e}"
+        print(f"{name:45} {largest}", flush=True)
     curve.set_ylabel("training loss")
     below.set_yscale("symlog", linthresh=1e-8)
     below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")

@@ -45,11 +45,10 @@ def record(folder: Path, name: str, command: str) -> str:
     seconds = time.perf_counter() - start
     if done.returncode:
         sys.exit(f"error: exit code {done.returncode}\n{done.stdout}")
-    if found := re.search(r"look at ([^:\s]+)", done.stdout):
-        for picture in (folder / found[1]).glob("*.png"):
+    for pictures in re.findall(r"look at ([^:\s]+)", done.stdout):
+        for picture in (folder / pictures).glob("*.png"):
             copy = folder / "results" / f"{name}-{picture.name}"
             if f"results/{copy.name}" in (folder / "README.md").read_text():
-                copy.parent.mkdir(exist_ok=True)
                 shutil.copy(picture, copy)
     # The number of a run depends on what ran here before.
     shown = re.sub(r"run_\d+", "run_1", done.stdout.strip("\n"))

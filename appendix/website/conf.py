@@ -22,7 +22,6 @@ include_patterns = [
     "appendix/guide/*.md",
     "appendix/output/diffs/*.md",
 ]
-exclude_patterns = [".venv"]
 extensions = ["myst_parser", "sphinx_copybutton"]  # copies commands without "$ "
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
