@@ -1,33 +1,25 @@
 """The same training, with the command line that LightningCLI makes from the signatures.
 
 uv run python -m lightning_trainer fit -c config/cli_config.yaml
-uv run python -m lightning_trainer fit -c config/two_processes.yaml
-uv run python -m lightning_trainer test --ckpt_path output/run_1/checkpoints/best.ckpt
+uv run python -m lightning_trainer test -c config/cli_config.yaml --ckpt_path CHECKPOINT
+
+With --ckpt_path, for example output/run_1/checkpoints/last.ckpt, fit goes on in that run's folder.
+Every argument of lightning.Trainer can be set. Some of them break what this book proves:
+accumulate_grad_batches, limit_train_batches and max_steps change which samples a step trains on,
+and a list of callbacks replaces ours.
 """
 
-import json
-import sys
 from pathlib import Path
 
-import yaml
-from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from src.data.lightning_datamodule import FieldDataModule
 from src.model.lightning_module import AutoencoderModule
-from src.run.config import CHAPTER, choose_device
-from src.run.errors import UserError, one_line_errors
-from src.run.launch import has_rank, launch
+from src.run.config import CHAPTER
+from src.run.errors import one_line_errors
 from src.run.optim import make_optimizer
-from src.run.quiet import hide_two_messages
 from src.run.tracking import new_run_folder
-
-# Without this file there would be no Report and no StopAndSave; -c adds to it. A list replaces its.
-DEFAULT = {
-    "default_config_files": [f"{CHAPTER}/config/cli_config.yaml"],
-    "allow_abbrev": False,
-}
 
 
 class AutoencoderCLI(LightningCLI):
@@ -44,88 +36,23 @@ class AutoencoderCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def before_instantiate_classes(self) -> None:
-        """Start the ranks, check the settings, choose the run's folder."""
+        """A training goes on in its checkpoint's folder; all else gets a new one."""
         config = self.config[self.subcommand]
-        launch_ranks(config.trainer)
-        check_trainer(config.trainer)
-        if self.subcommand != "fit" and not config.ckpt_path:
-            raise UserError(
-                "--ckpt_path: name a checkpoint, or untrained weights are scored"
-            )
-
-        # For "last", Lightning would begin anew, or score untrained weights, with a warning.
-        if config.ckpt_path and not Path(config.ckpt_path).is_file():
-            raise UserError(f"--ckpt_path: {config.ckpt_path} is no file")
-
-        # Each run gets a folder of its own; a resumed training stays in its checkpoint's.
-        if self.subcommand == "fit" and config.ckpt_path:
+        if config.ckpt_path and self.subcommand == "fit":
             folder = Path(config.ckpt_path).resolve().parents[1]
-            check_resume(config, folder)
             config.trainer.default_root_dir = str(folder)
         elif rank_zero_only.rank == 0:
             folder = new_run_folder(CHAPTER / "output").resolve()
             config.trainer.default_root_dir = str(folder)
 
 
-def launch_ranks(trainer: Namespace) -> None:
-    """Run this command once for each device, and exit; a rank that is started so goes on."""
-    devices = str(trainer.devices)
-    # For "auto" or a list of devices, Lightning starts the processes.
-    is_number = devices.isdigit() and int(devices) > 1
-    if is_number and trainer.num_nodes == 1 and not has_rank():
-        sys.exit(launch(int(devices)))
-
-
-def check_resume(config: Namespace, folder: Path) -> None:
-    """Raise UserError if the checkpoint's step is one among other samples, or in another order."""
-    saved = yaml.safe_load((folder / "config.yaml").read_text())
-    data = json.loads(json.dumps(config.data.as_dict()))  # lists for tuples
-    data.pop("seed")  # linked, so the file does not repeat it
-    if data != saved.get("data") or config.seed_everything != saved["seed_everything"]:
-        raise UserError(
-            f"--ckpt_path: that run has other data, or another seed: -c {folder}/config.yaml"
-        )
-
-
-def check_trainer(trainer: Namespace) -> None:
-    """Raise UserError for a setting of Lightning's Trainer that our module would ignore."""
-    if "StopAndSave" not in str(trainer.callbacks):
-        raise UserError(
-            "trainer.callbacks: a list replaces ours; add with --trainer.callbacks+="
-        )
-    if trainer.accelerator in ("auto", "cuda"):
-        trainer.accelerator = choose_device(trainer.accelerator).type
-    if str(trainer.precision) in ("16", "16-mixed"):
-        # float16 needs a gradient scaler, and a GPU.
-        raise UserError(
-            "trainer.precision: 16-mixed comes with chapter 5; bf16-mixed works"
-        )
-    if trainer.gradient_clip_algorithm not in (None, "norm"):
-        raise UserError("trainer.gradient_clip_algorithm: our module clips by the norm")
-    strategy = trainer.strategy
-    if isinstance(strategy, str) and not strategy.startswith(("auto", "ddp")):
-        raise UserError(f"trainer.strategy: our module works with ddp, not {strategy}")
-    if trainer.max_steps != -1 or (trainer.max_epochs or 0) < 1:
-        raise UserError(
-            "trainer: the schedule counts max_epochs; StopAndSave has max_steps"
-        )
-    # The checkpoint of an epoch's last step comes after its validation (StopAndSave).
-    interval = trainer.val_check_interval
-    if trainer.check_val_every_n_epoch != 1 or interval not in (None, 1.0):
-        raise UserError("trainer: validate at the end of each epoch, which also saves")
-
-
 def main() -> None:
-    """Read the command line and run the subcommand."""
-    hide_two_messages()
-    # A resumed run writes its config.yaml again.
+    """Read the command line and run its subcommand."""
     AutoencoderCLI(
         AutoencoderModule,
         FieldDataModule,
         auto_configure_optimizers=False,  # the module makes its optimizer
-        save_config_kwargs={"overwrite": True},
-        parser_kwargs={"allow_abbrev": False}
-        | dict.fromkeys(LightningCLI.subcommands(), DEFAULT),
+        save_config_kwargs={"overwrite": True},  # a resumed run writes it again
     )
 
 

@@ -23,7 +23,13 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from src.callbacks import CloudUploadCallback, DeviceHours, Report, StopAndSave
+from src.callbacks import (
+    CloudUploadCallback,
+    DeviceHours,
+    LoaderReport,
+    Report,
+    StopAndSave,
+)
 from src.data.lightning_datamodule import FieldDataModule
 from src.model.lightning_module import AutoencoderModule
 from src.run.checkpoint_io import AtomicCheckpointIO
@@ -76,7 +82,8 @@ def main() -> int:
         if resume_point.lock:
             resume_point.lock.release()  # rank 0 takes it
         return launch(settings.devices)
-    end_with_launcher()
+    if is_rank:
+        end_with_launcher()
     world_size = settings.devices * settings.num_nodes
     started = int(os.environ.get("WORLD_SIZE", world_size))
     if started != world_size:
@@ -112,6 +119,7 @@ def main() -> int:
             save_on_train_epoch_end=False,
             enable_version_counter=False,
         ),
+        LoaderReport(),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint)
@@ -135,7 +143,7 @@ def build_training(
     Raises:
         UserError: the machine has not got the devices that the settings ask for.
     """
-    seed = int(config.seed_everything)  # torch.compile refuses jsonargparse's type
+    seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     module_class, data_class, _ = CLASSES

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import s3fs  # noqa: F401 (here, because fsspec would import it while a store is opened)
 from aiohttp import ClientError
 from botocore.exceptions import ConnectionError, HTTPClientError, NoCredentialsError
 from dotenv import load_dotenv
@@ -64,7 +65,7 @@ def file_system(
         asynchronous: for callers in an event loop, as Zarr is.
         read_timeout: seconds after which a silent S3 has failed.
         max_concurrency: parts of a large object that are on their way at the same time.
-        attempts: how often boto asks S3; s3fs multiplies this by its `retries`.
+        attempts: how often boto asks S3; s3fs does so `retries` times, which is five.
 
     Raises:
         UserError: the address is wrong, or a package for it is missing.
@@ -175,13 +176,15 @@ def open_store(
             url,
             anonymous,
             asynchronous=True,
-            # s3fs asks again, and so does CheckedStore: with boto's attempts they would multiply.
             read_timeout=5,
-            attempts=1,
+            attempts=1 if read_only else 5,
             # Otherwise s3fs asks for the size of each chunk first: two requests for one.
             # https://github.com/fsspec/s3fs/issues/1027
             max_concurrency=1,
         )
+        if read_only:
+            # CheckedStore alone asks again: attempts of boto and s3fs would multiply.
+            fs.retries = 1
         store = FsspecStore(fs, read_only, path)
     return CheckedStore(store, url, patience, has_land)
 
@@ -196,12 +199,3 @@ def write_file(store: CheckedStore, key: str, content: bytes) -> None:
     """Write it: it appears whole or not at all."""
     buffer = default_buffer_prototype().buffer.from_bytes(content)
     sync(store.set(key, buffer))
-
-
-def list_files(store: CheckedStore, folder: str) -> set[str]:
-    """The names of the files in a folder of the store."""
-
-    async def names() -> set[str]:
-        return {name async for name in store.list_dir(folder)}
-
-    return sync(names())

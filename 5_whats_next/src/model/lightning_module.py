@@ -69,7 +69,7 @@ class AutoencoderModule(L.LightningModule):
         """
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
-        # As a tensor: a number would be part of the compiled code, and each epoch would compile anew.
+        # As a tensor: a number would be part of the compiled code, and compile for each epoch.
         epoch = torch.full((), self.current_epoch, device=x.device)
         output = self.training_forward(x, index, epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
@@ -88,7 +88,7 @@ class AutoencoderModule(L.LightningModule):
         # differ. And DDP has averaged the gradient by now, so all ranks see the same norm.
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler and optimizer.defaults["fused"]:
-            # In 16-mixed the gradients are scaled up. Only a fused AdamW leaves that to its own step,
+            # In 16-mixed gradients are scaled up. A fused AdamW scales them back in its own step,
             # which comes after the clipping.
             scaler.unscale_(optimizer)
         norm = clip_gradients(self.model, self.trainer.gradient_clip_val)
