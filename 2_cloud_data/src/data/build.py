@@ -1,8 +1,8 @@
-"""Write fields to a Zarr store, one part of the time axis after the other; a stopped build goes on.
+"""Write fields to a Zarr store, one region of the time axis after the other.
 
 Objects appear whole or not at all. A region is a row of objects along time. When it is written, a
-file in the store's folder `regions` says so. Delete such a file, and the next build writes the
-region again. Statistics, without which no training begins, come last.
+marker in the store's folder `regions` says so: a build that was stopped goes on with the next one.
+Delete a marker, and the same command writes that region again.
 """
 
 import math
@@ -61,6 +61,7 @@ def build(
             part = values.isel(region)
             part.to_zarr(store, region=region, write_empty_chunks=True)
             write_file(store, f"regions/{start}", b"written")
+    # The end: without statistics no training begins.
     add_statistics(url, train_period)
 
 
@@ -72,24 +73,29 @@ def begin(store: CheckedStore, fields: xr.Dataset, sizes: dict[str, Any]) -> Non
         # One object, with its attributes: however early a build is killed, the next one knows it.
         group = zarr.create_group(store, attributes=fields.attrs)
     if group.attrs.get("made_of") != fields.attrs["made_of"]:
-        text = "something else is here; delete it, or choose another place"
-        raise UserError(f"{store.url}: {text}")
+        raise UserError(
+            f"{store.url}: something else is here; delete it, or choose another place"
+        )
     if "axes" in list_files(store, "regions"):
         return
     # Without the checksum, which is zarr's default, most flipped bits decode to other numbers.
     codec = {"compressors": [ZstdCodec(level=0, checksum=True)]}
+    numbers = {"dtype": "float32", "_FillValue": math.nan}
     encoding = {}
     for name in fields.variables:
         if name in group:  # a kill may have left it
             del group[name]
-        encoding[name] = codec
-        if name in fields:
-            numbers = {"dtype": "float32", "_FillValue": math.nan}
-            encoding[name] = codec | sizes | numbers
+        encoding[name] = codec | sizes | numbers if name in fields else codec
     with warnings.catch_warnings():
         # Without consolidated metadata, which Zarr 3 does not specify yet, a reader has to list.
         warnings.filterwarnings("ignore", "Consolidated metadata")
-        fields.to_zarr(store, mode="a", compute=False, encoding=encoding, zarr_format=3)
+        fields.to_zarr(
+            store,
+            mode="a",
+            compute=False,
+            encoding=encoding,
+            zarr_format=3,
+        )
     write_file(store, "regions/axes", b"written")
 
 

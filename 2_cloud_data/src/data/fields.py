@@ -59,12 +59,11 @@ def open_fields(
 ) -> tuple[xr.Dataset, list[StoredField]]:
     """Variables over time, lat and lon, in the store's order, and how each of them is stored.
 
-    Values are read when they are asked for; with ``chunks={}`` they are dask arrays.
-
     Args:
         store: where they are.
         variables: names in the store; None takes all that have time, lat and lon.
         levels: values of the axis level; temperature becomes temperature_500 then.
+        chunks: None: values are read when they are asked for; {}: they are dask arrays.
 
     Raises:
         NoStoreError: there is no store.

@@ -2,13 +2,15 @@
 
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from multiprocessing import forkserver
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
-from src.data.pytorch_dataset import FieldDataset, OceanDataset, Split
+from src.data.pytorch_dataset import FieldDataset, Split
 from src.data.sampler import ResumableBatches, ResumableLoader
+from src.data.usecase_cloud_dataset import CloudDataset
 from src.run.errors import UserError
 
 
@@ -16,10 +18,12 @@ class Loaders:
     """The training and validation samples, and the loaders for them.
 
     Args:
-        dataset: OceanDataset, DummyDataset, or the import path of your own.
+        dataset: CloudDataset, OceanDataset, DummyDataset, or the import path of your own.
         batch_size: samples in one optimiser step, of all processes together.
         num_workers: processes that load batches, for each training process; with 0 it loads them
             itself.
+        prefetch_factor: batches that each worker loads ahead.
+        multiprocessing_context: how workers start; not by fork, which hangs once a store is open.
         seed: seed of the order of the samples.
         rank: number of this process.
         world_size: how many processes train together, each on its part of every batch.
@@ -30,9 +34,11 @@ class Loaders:
 
     def __init__(
         self,
-        dataset: Callable[[Split], FieldDataset] = OceanDataset,
+        dataset: Callable[[Split], FieldDataset] = CloudDataset,
         batch_size: int = 16,
         num_workers: int = 0,
+        prefetch_factor: int = 2,
+        multiprocessing_context: Literal["forkserver", "spawn"] = "forkserver",
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -43,6 +49,8 @@ class Loaders:
         self.test_set = dataset("test") if self.val_set.test_period else None
         self.batch_size = batch_size
         self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
+        self.multiprocessing_context = multiprocessing_context
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
@@ -91,13 +99,33 @@ class Loaders:
 
     def options(self) -> dict[str, Any]:
         """What all loaders have in common."""
+        of_workers: dict[str, Any] = {}  # which PyTorch takes only if there are any
+        if self.num_workers:
+            start_forkserver()
+            of_workers["prefetch_factor"] = self.prefetch_factor
+            of_workers["multiprocessing_context"] = self.multiprocessing_context
         return {
+            **of_workers,
             "num_workers": self.num_workers,
             # Starting a worker takes longer than a short epoch, so they stay for the next one.
             "persistent_workers": self.num_workers > 0,
             "pin_memory": torch.cuda.is_available(),  # copies to a GPU are faster then
             "worker_init_fn": ignore_signals,
         }
+
+
+def start_forkserver() -> None:
+    """Start the process that workers are copies of, with signals ignored, unless it is there.
+
+    A worker inherits that, so a signal before ignore_signals cannot end it. And it inherits what
+    that process has imported, where otherwise each worker would import Lightning again, for seconds.
+    """
+    forkserver.set_forkserver_preload(["lightning", "torch", "xarray"])
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    forkserver.ensure_running()
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
 
 
 def ignore_signals(worker_id: int) -> None:

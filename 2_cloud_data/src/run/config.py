@@ -32,6 +32,8 @@ FIXED_ON_RESUME = (
     "data.dataset",
     "data.batch_size",
 )
+# Endings of such keys that may change: how samples are read, and not which.
+FREE_ON_RESUME = (".url", ".patience", ".dask", ".anonymous", ".statistics_store")
 
 
 @dataclass
@@ -149,7 +151,7 @@ def make_parser(
 def check_unchanged(saved: Namespace, given: Namespace) -> None:
     """Raise UserError if a setting that a resumed run has to keep differs from the saved one."""
     for key in {*saved.keys(), *given.keys()}:  # such as optimizer.lr
-        is_fixed = key.startswith(FIXED_ON_RESUME)
+        is_fixed = key.startswith(FIXED_ON_RESUME) and not key.endswith(FREE_ON_RESUME)
         if is_fixed and saved.get(key) != given.get(key):
             raise UserError(
                 f"{key}: {given.get(key)}; the run to resume has {saved.get(key)}"
