@@ -20,11 +20,11 @@ import xarray as xr
 from distributed import Client
 from jsonargparse import auto_cli
 
-from src.run.config import HelpFormatter
 from src.data.build import build, build_ocean
 from src.data.fields import AXES, AXIS_NAMES, rename_axes
 from src.data.statistics import add_statistics
 from src.data.windows import Period, Window
+from src.run.config import HelpFormatter
 from src.run.errors import UserError, one_line_errors
 
 # Mean, amplitude of the waves, and unit.
@@ -70,7 +70,8 @@ def netcdf(
 def open_files(paths: list[str], variables: list[str], steps: int) -> xr.Dataset:
     """Several NetCDF files as one dataset, to be read this many steps at a time.
 
-    Raises UserError if their grids differ, or a variable is missing.
+    Raises:
+        UserError: their grids differ, or a variable is missing.
     """
     # A field may be in days, or in days since a date, and has to stay a number.
     no_dates = dict.fromkeys(variables, False)

@@ -17,17 +17,17 @@ from src.data.build import build_ocean
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.run.errors import one_line_errors
 
-MODES = ("none", "single-threaded", "threads", "cluster")
+MODES = ("none", "single-threaded", "threads", "distributed")
 
 
 def measure(mode: Any, batches: list[list[int]]) -> float:
     """Samples per second."""
     settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
-    # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
-    # which is harmless: https://github.com/zarr-developers/zarr-python/issues/2901
-    is_cluster = mode == "cluster"
-    with Client(host="127.0.0.1", **settings) if is_cluster else nullcontext():
-        dataset = CloudDataset("train", dask="threads" if is_cluster else mode)
+    # As its worker ends, it may say "Unclosed client session", which is harmless:
+    # https://github.com/zarr-developers/zarr-python/issues/2901
+    has_client = mode == "distributed"
+    with Client(host="127.0.0.1", **settings) if has_client else nullcontext():
+        dataset = CloudDataset("train", dask=mode)
         dataset[0]  # connections are opened
         seconds = timeit(lambda: list(map(dataset.__getitems__, batches)), number=1)
     return sum(map(len, batches)) / seconds

@@ -3,10 +3,9 @@
 uv run python example_cloud_access.py
 """
 
-import fsspec
 from utils import timed
 
-from src.data.store import storage_options
+from src.data.store import file_system
 from src.run.errors import one_line_errors
 
 FOLDER = "s3://embedded/example"
@@ -17,9 +16,9 @@ NUM_PARTS = 100
 
 def main() -> None:
     """Run each operation against the embedded S3 server, and print what it takes."""
-    # AWS: fsspec.filesystem("s3"); Google: "gs"; Azure: "abfs"; each with the URL of your bucket.
-    # They read the credentials from the environment. The lines below stay as they are.
-    fs, _ = fsspec.url_to_fs(FOLDER, **storage_options(FOLDER))
+    # With your own bucket: fsspec.filesystem("s3"), or "gs" for Google, "abfs" for Azure. They find
+    # the credentials in the environment, and the lines below stay as they are.
+    fs, _ = file_system(FOLDER)
     url = f"{FOLDER}/numbers.bin"
     content = bytes(range(256)) * (SIZE // 256)
 

@@ -7,10 +7,10 @@ uv run python usecase_cloud_access.py --url s3://mur-sst/zarr-v1 --anonymous tru
 from jsonargparse import auto_cli
 from utils import timed
 
-from src.run.config import HelpFormatter
 from src.data.build import build_ocean
 from src.data.fields import open_fields
 from src.data.store import OCEAN, open_store
+from src.run.config import HelpFormatter
 from src.run.errors import one_line_errors
 
 WINDOW = {"time": 12, "lat": 16, "lon": 32}

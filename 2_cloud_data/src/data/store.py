@@ -64,7 +64,7 @@ def file_system(
         asynchronous: for callers in an event loop, as Zarr is.
         read_timeout: seconds after which a silent S3 has failed.
         max_concurrency: parts of a large object that are on their way at the same time.
-        attempts: how often boto asks S3; s3fs multiplies this by its `retries`.
+        attempts: how often boto asks S3; s3fs does so `retries` times, which is five.
 
     Raises:
         UserError: the address is wrong, or a package for it is missing.
@@ -175,13 +175,15 @@ def open_store(
             url,
             anonymous,
             asynchronous=True,
-            # s3fs asks again, and so does CheckedStore: with boto's attempts they would multiply.
             read_timeout=5,
-            attempts=1,
+            attempts=1 if read_only else 5,
             # Otherwise s3fs asks for the size of each chunk first: two requests for one.
             # https://github.com/fsspec/s3fs/issues/1027
             max_concurrency=1,
         )
+        if read_only:
+            # CheckedStore alone asks again: attempts of boto and s3fs would multiply.
+            fs.retries = 1
         store = FsspecStore(fs, read_only, path)
     return CheckedStore(store, url, patience, has_land)
 
