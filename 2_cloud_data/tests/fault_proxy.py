@@ -13,9 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     """A request, which is passed on with its headers, because they are signed."""
 
+    protocol_version = "HTTP/1.1"  # so that Expect: 100-continue is answered
+
     def do_GET(self) -> None:
+        self.close_connection = True
         proxy = self.server
         proxy.asked[self.path] += 1
+        proxy.headers.append(str(self.headers))
         if "/c/" in self.path and proxy.asked[self.path] <= proxy.times:
             if proxy.fault == "silence":
                 time.sleep(1e6)
@@ -30,7 +34,8 @@ class Handler(BaseHTTPRequestHandler):
         upstream.request(self.command, self.path, content, dict(self.headers))
         answer = upstream.getresponse()
         body = answer.read()
-        self.send_response_only(answer.status)
+        is_hidden = proxy.hides_absent and answer.status == 404
+        self.send_response_only(403 if is_hidden else answer.status)
         for name, value in {"Content-Length": len(body), **answer.headers}.items():
             if name != "Transfer-Encoding":
                 self.send_header(name, value)
@@ -49,10 +54,12 @@ class FaultyProxy(ThreadingHTTPServer):
     request_queue_size = 128  # with the default of 5, some of many wait for a second
     fault: int | str = 503
     times = 0.0
+    hides_absent = False  # as AWS does from those who may not list
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: Counter[str] = Counter()
+        self.headers: list[str] = []
         self.upstream = endpoint.removeprefix("http://")
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()

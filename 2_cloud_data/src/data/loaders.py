@@ -117,8 +117,8 @@ class Loaders:
 def start_forkserver() -> None:
     """Start the process that workers are copies of, with signals ignored, unless it is there.
 
-    A worker inherits that, so a signal before ignore_signals cannot end it. And it inherits what
-    that process has imported, where otherwise each worker would import Lightning again, for seconds.
+    A worker inherits that, so a signal before ignore_signals cannot end it. It also inherits what
+    that process has imported; otherwise each worker would import Lightning again, for seconds.
     """
     forkserver.set_forkserver_preload(["lightning", "torch", "xarray"])
     numbers = (signal.SIGINT, signal.SIGTERM)
