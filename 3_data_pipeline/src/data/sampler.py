@@ -1,28 +1,15 @@
-"""What a run needs to repeat to the bit, and to go on to the same bits after a kill.
+"""The order of the samples: a function of (seed, epoch), with the position given by the step.
 
-This file imports nothing of this project, so you can copy it into yours. Take chapter 3's, which
-knows the most.
+This file imports nothing of this project, so you can copy it into yours.
 """
 
-import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
-
-
-def worker_init_fn(worker_id: int) -> None:
-    """Prepare a DataLoader's worker; PyTorch calls it there, once."""
-    # No seeds here: PyTorch has given each worker its own.
-    # Ctrl-C and SIGTERM reach workers too, but the training may need one more batch before it
-    # saves. So they go on; a second SIGTERM ends a worker. one_line_errors kills those that are
-    # left after an error: with this function copy src/run/errors.py and src/run/signals.py, too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL)
-    )
 
 
 def hash32(x: Tensor) -> Tensor:
@@ -51,52 +38,36 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     return torch.randperm(num_samples, generator=generator).tolist()
 
 
+@dataclass(eq=False)
 class ResumableBatches(Sampler[list[int]]):
-    """This rank's part of the batches of an epoch that are left after ``step()`` optimiser steps.
+    """The batches of an epoch that are left after ``step()`` optimiser steps.
 
-    For ``DataLoader(dataset, batch_sampler=...)``. All ranks compute the same order and the same
-    batches, so a step trains on the same samples for any number of ranks. PyTorch's own
-    DistributedSampler cannot begin inside an epoch.
+    For ``DataLoader(dataset, batch_sampler=...)``. PyTorch's own RandomSampler would have to draw
+    the orders of all earlier epochs again before it could go on inside one.
+
+    All ranks compute the same order and the same batches, and take their part of each. So a step
+    trains on the same samples for any number of ranks.
 
     Args:
-        num_samples: length of the dataset.
-        batch_size: samples of one optimiser step, of all ranks together. Samples that are left at
-            the end of an epoch, and fill no batch, are skipped; another epoch skips other ones.
+        num_samples: length of the dataset; at least one batch.
+        batch_size: samples of one optimiser step. Samples that are left at the end of an epoch, and
+            fill no batch, are skipped; another epoch skips other ones.
         seed: seed of the order.
         step: returns how many batches are trained on; called as an epoch begins. Lightning's
             global_step is that number with one optimiser and without gradient accumulation only;
             with another number samples come twice or never, without an error.
         rank: number of this process.
-        world_size: how many processes train together.
-        order: of the samples in an epoch, from (num_samples, seed, epoch).
-
-    Raises:
-        ValueError: the samples fill no batch, or the ranks cannot share one equally.
+        world_size: how many processes train together; at most batch_size.
+        order: another permutation than a random one, with the arguments of epoch_order.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        step: Callable[[], int],
-        rank: int = 0,
-        world_size: int = 1,
-        order: Callable[[int, int, int], list[int]] = epoch_order,
-    ) -> None:
-        if num_samples < batch_size:
-            raise ValueError(f"{num_samples} samples fill no batch of {batch_size}")
-        if batch_size % world_size:
-            raise ValueError(
-                f"batch_size {batch_size} is no multiple of {world_size} ranks"
-            )
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.seed = seed
-        self.step = step
-        self.rank = rank
-        self.world_size = world_size
-        self.order = order
+    num_samples: int
+    batch_size: int
+    seed: int
+    step: Callable[[], int]
+    rank: int = 0
+    world_size: int = 1
+    order: Callable[[int, int, int], list[int]] = epoch_order
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the numbers of this rank's samples of each batch."""
