@@ -93,22 +93,18 @@ def test_a_missing_chunk_may_be_land(tmp_path, reader, fill):
     """If told so, and if the store means it. Broken by: has_land; no check_land."""
     fields = cube_fields((24, 18, 36), (12, 9, 18))[["salinity"]].load()
     fields["salinity"][:, :9, :18] = fill
-    url = f"{tmp_path}/store"
+    to = str(tmp_path)
+    url = f"{to}/store"
     encoding = {"salinity": {"fill_value": fill, "_FillValue": fill or -9.0}}
     fields.chunk(time=12, lat=9, lon=18).to_zarr(url, encoding=encoding, zarr_format=3)
     assert not (tmp_path / "store/salinity/c/0/0/0").exists()
-    place = {"statistics_store": str(tmp_path), "url": url}
-    arguments = {
-        "url": url,
-        "train_period": SETTINGS["train_period"],
-        "to": str(tmp_path),
-    }
+    arguments = [url, SETTINGS["train_period"], None, None, to, False]
     with pytest.raises(UserError, match="is missing"):
-        add_statistics(**arguments)
+        add_statistics(*arguments)
     if fill == 0:
         with pytest.raises(UserError, match=r"read as 0\.0, not as land"):
-            add_statistics(**arguments, missing_chunks="land")
+            add_statistics(*arguments, "land")
         return
-    add_statistics(**arguments, missing_chunks="land")
-    dataset = reader(**SETTINGS, **place, missing_chunks="land")
-    assert dataset[0][0].isnan().all()
+    add_statistics(*arguments, "land")
+    settings = {"url": url, "statistics_store": to, "missing_chunks": "land"}
+    assert reader(**SETTINGS, **settings)[0][0].isnan().all()
