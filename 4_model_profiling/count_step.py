@@ -1,127 +1,108 @@
-"""What a training step computes and keeps, and how fast this machine could be.
+"""What a training step computes and moves, and how fast this machine could be.
 
-uv run python count_step.py                                            the default model
-uv run python count_step.py -c config/vit_base.yaml                    one of the size of ViT-B
+uv run python count_step.py                           the default model
+uv run python count_step.py -c config/vit_base.yaml   one of the size of ViT-B
 
-The roofline: a step is bound by computing or by memory, whichever takes longer at the speeds that
-this machine reaches. MFU, model FLOPs utilisation: the step's FLOP/s as a share of the fastest
-matrix product's.
+The roofline: a step takes at least as long as its operations at the speed of a large matrix
+product, and at least as long as its bytes at the speed of a copy.
 """
 
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable
 
-import lightning as L
 import torch
-from instruments import DTYPES, Training, make_parser
-from lightning.pytorch.callbacks import Callback
-from timing_benchmark import milliseconds
+from instruments import StepTimer, elapsed, make_parser, now, short_training
 from torch import Tensor
-from torch.utils.benchmark import Timer
-from torch.utils.flop_counter import FlopCounterMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
-from src.run.errors import UserError, one_line_errors
-from src.run.step_timer import WARMUP, StepTimer
+from src.run.errors import one_line_errors
+
+DTYPES = {
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+}
+# PyTorch 2.10 counts a GPU's attention, but not a CPU's.
+aten = torch.ops.aten
+CPU_ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: (
+        sdpa_flop_count(*shapes[:3])
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: (
+        sdpa_backward_flop_count(*shapes[:4])
+    ),
+}
 
 
-class CountStep(Callback):
-    """Counts the operations of the first step, and the bytes that are kept for the gradients."""
+def count_step(words: list[str]) -> tuple[int, int]:
+    """The operations of a step, and the bytes that it moves at least.
 
-    def __init__(self) -> None:
-        self.counter = FlopCounterMode(display=False)
-        self.weights: set[int] = set()  # addresses of their storages
-        self.saved_bytes: dict[int, int] = {}  # bytes of each storage, by address
-        self.contexts = ExitStack()
+    Operations are those of matrix products, convolutions and attention. Bytes: what autograd keeps
+    for the backward pass, weights included, the gradients, and AdamW's two averages; each of them
+    is written once and read once.
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: Any, *_: object) -> None:
-        """Watch the first step."""
-        if trainer.global_step > 0:
-            return
-        self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            self.keep, lambda tensor: tensor
-        )
-        self.contexts.enter_context(hooks)
-        self.contexts.enter_context(self.counter)
+    Args:
+        words: of lightning_train.py's command line.
+    """
+    kept: dict[int, int] = {}  # bytes of each storage, by its address
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Note a tensor that autograd keeps for the backward pass."""
-        # Several tensors may be views of one storage. Micro-batches use addresses again, so with
-        # them the sum lies between that of one part and that of all.
+    def keep(tensor: Tensor) -> Tensor:
+        """Note a tensor that autograd keeps; several may be views of one storage."""
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.weights:
-            self.saved_bytes[storage.data_ptr()] = storage.nbytes()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    def on_train_batch_end(self, *_: object) -> None:
-        """The first step is over."""
-        self.contexts.close()
+    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+    # It does not see the operators of compiled code.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+        _, module = short_training(words, 1)
+    weights = sum(weight.nbytes for weight in module.parameters())
+    return counter.get_total_flops(), 2 * (sum(kept.values()) + 3 * weights)
 
 
-def seconds_of(work: str, **tensors: Tensor) -> float:
-    """The shortest time of a line of code: what the machine can do, and not what it does now."""
-    timer = Timer(work, globals=tensors, num_threads=torch.get_num_threads())
-    return float(min(timer.blocked_autorange(min_run_time=1).times))
+def best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of ten times."""
+    times = []
+    for _ in range(10):
+        start = now(device)
+        work()
+        times.append(elapsed(start, now(device)))
+    return min(times) / 1e3
 
 
 def machine_speed(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """FLOP/s of a large matrix product, and bytes/s of a copy, read and written ones together."""
+    """FLOP/s of a matrix product; bytes/s of a copy, read and written ones together."""
     size = 2048 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=dtype)
-    b = torch.randn(size, size, device=device, dtype=dtype)
-    product = seconds_of("a @ b", a=a, b=b)
+    product = best_seconds(lambda: a @ a, device)
+    b = torch.zeros(1 << 26, device=device)
     c = torch.zeros(1 << 26, device=device)
-    d = torch.zeros(1 << 26, device=device)
-    copy = seconds_of("c.copy_(d)", c=c, d=d)
-    return 2 * size**3 / product, 2 * c.nbytes / copy
-
-
-def bytes_of_state(training: Training) -> int:
-    """Weights, their gradients, and what the optimisers keep."""
-    total = 0
-    for weights in training.module.parameters():
-        total += weights.nbytes * (1 + weights.requires_grad)
-    for optimizer in training.trainer.optimizers:
-        for averages in optimizer.state.values():
-            total += sum(t.nbytes for t in averages.values() if isinstance(t, Tensor))
-    return total
+    copy = best_seconds(lambda: b.copy_(c), device)
+    return 2 * size**3 / product, 2 * b.nbytes / copy
 
 
 def main() -> None:
-    """Train some steps, count, and print."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=30, help="training steps")
-    options, overrides = parser.parse_known_args()
-    counting = CountStep()
-    training = Training(options, overrides, [counting], max_steps=options.steps)
-    if training.module.hparams.get("compile"):
-        raise UserError("--model.compile: the counter sees no compiled operators")
-    timer = StepTimer(training.device.type)
-    training.fit(timer)
+    """Count, measure, print."""
+    options, overrides = make_parser(__doc__, steps=30).parse_known_args()
+    words = [f"-c={options.config}", *overrides]
+    operations, size = count_step(words)
+    timer = StepTimer()
+    trainer, _ = short_training(words, options.steps, [timer])
+    measured = timer.milliseconds()["step"]
+    speed, bandwidth = machine_speed(timer.device, DTYPES[str(trainer.precision)])
+    computing = 1e3 * operations / speed
+    moving = 1e3 * size / bandwidth
 
-    flops = counting.counter.get_total_flops()
-    saved_bytes = sum(counting.saved_bytes.values())
-    state = bytes_of_state(training)
-    steps = milliseconds(timer)["total"].iloc[WARMUP:]
-    if steps.empty or not flops:
-        raise UserError(f"no operation counted, or no step after the first {WARMUP}")
-    if not training.trainer.is_global_zero:
-        return
-    step_ms = steps.mean()
-    product, copy = machine_speed(training.device, DTYPES[options.precision])
-    computing = flops / product
-    # The least that a step moves: what is kept, and the state, are each written and read once.
-    moving = 2 * (saved_bytes + state) / copy
-
-    print(training.describe())
-    print(f"counted     {flops / 1e9:.3f} GFLOP")
-    print(f"kept        {saved_bytes / 1e6:.1f} MB for the gradients")
-    print(f"state       {state / 1e6:.1f} MB of weights, gradients, optimizer")
-    print(f"machine     {product / 1e9:,.0f} GFLOP/s in a matrix product")
-    print(f"            {copy / 1e9:.0f} GB/s in a copy")
-    print(f"measured    {step_ms:.1f} ms, MFU {1e3 * computing / step_ms:.1%}")
-    print(f"at best     {1e3 * computing:.1f} ms to compute, and")
-    print(f"            {1e3 * moving:.1f} ms or more to move memory")
+    print(f"a step     {operations / 1e9:.3f} GFLOP, {size / 1e6:.1f} MB")
+    print(f"machine    {speed / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:.0f} GB/s")
+    print(f"roofline   {computing:.1f} ms to compute, {moving:.1f} ms to move memory")
+    share = computing / measured
+    print(f"measured   {measured:.1f} ms; computing would be {share:.0%} of it")
 
 
 if __name__ == "__main__":

@@ -1,190 +1,152 @@
-"""What the instruments share: their options, and a training with its callbacks, as it really runs.
+"""What the scripts of this chapter share: a short training, and a clock for its steps.
 
-Your own module and data module: change the two imports in lightning_train.py, as in chapter 1, or
-name them on the command line.
+Module and data are those that lightning_train.py imports: change its two imports for your own.
 """
 
 import argparse
-import pkgutil
-import platform
-import sys
-from contextlib import redirect_stdout
-from datetime import datetime
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.profilers import Profiler
-from lightning_train import (
-    AutoencoderModule,
-    FieldDataModule,
-    LightningSettings,
-    build_training,
-)
+from lightning_train import CLASSES, build_training
+from torch import Tensor
 
-from src.callbacks.loader_report import LoaderReport
-from src.callbacks.report_callback import Report
-from src.callbacks.stop_and_save import StopAndSave
-from src.run.config import CHAPTER, DEFAULT_FILE, choose_device, parse_config
+from src.run.config import CHAPTER, parse_config
 from src.run.errors import UserError
 
-# What the matrix products of a step compute in, for each --precision.
-DTYPES = {
-    "32-true": torch.float32,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
+PARTS = ("data", "forward", "backward", "optimizer")
+WARMUP = 5  # steps that do not count: memory is reserved, caches fill, code is compiled
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that all instruments have. What they do not know is a setting of the training."""
+def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
+    """The command line of a script; what it does not know is a setting of the training.
+
+    Args:
+        description: what --help says first.
+        steps: default of --steps.
+    """
     parser = argparse.ArgumentParser(
         description=description,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Settings of lightning_train.py work here, too: --data.batch_size 64. The number of"
-        " steps, checkpoints and wandb are the instrument's.",
+        epilog="Settings of lightning_train.py work here too: --data.batch_size 64",
     )
-    parser.add_argument(
-        "-c",
-        "--config",
-        action="append",
-        default=[],
-        help="YAML file; default config.yaml",
-    )
-    parser.add_argument(
-        "--model-class",
-        type=import_class,
-        default=AutoencoderModule,
-        help="import path of your LightningModule",
-    )
-    parser.add_argument(
-        "--data-class",
-        type=import_class,
-        default=FieldDataModule,
-        help="import path of your LightningDataModule",
-    )
-    parser.add_argument(
-        "--precision",
-        default="32-true",
-        choices=list(DTYPES),
-        help="numbers that a step computes in; default 32-true",
-    )
+    default = CHAPTER / "config" / "config.yaml"
+    parser.add_argument("-c", "--config", default=default, help="YAML file")
+    parser.add_argument("--steps", type=int, default=steps, help="training steps")
     return parser
 
 
-class StepReport(Report):
-    """Logs as in the real training, and draws and scores nothing at its end."""
-
-    def on_fit_end(self, *_: object) -> None:
-        """Only the steps are watched."""
-
-
-class StopWithoutAdvice(StopAndSave):
-    """Asks the ranks in each step, as in the real training; what it saves is deleted at the end."""
-
-    def stop(self, trainer: L.Trainer) -> None:
-        """Exit, and print nothing about how to resume."""
-        sys.exit(128 + self.number)
-
-
-class Training:
-    """A training to be watched, with the callbacks of lightning_train.py but for its checkpoints.
+def short_training(
+    arguments: Sequence[str],
+    steps: int,
+    callbacks: Sequence[Callback] = (),
+    **trainer_arguments: Any,
+) -> tuple[L.Trainer, Any]:
+    """Train some steps on one device, without validation, report and checkpoint.
 
     Args:
-        options: the options of make_parser.
-        overrides: settings of the training, as words of a command line.
-        callbacks: more of them.
-        trainer: further arguments of Lightning's Trainer.
+        arguments: words of lightning_train.py's command line.
+        steps: how many.
+        callbacks: the Trainer's.
+        trainer_arguments: further arguments of the Trainer.
+
+    Returns:
+        The Trainer and the module.
 
     Raises:
-        UserError: a setting is wrong.
+        UserError: the training has fewer steps.
     """
-
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        overrides: list[str],
-        callbacks: list[Callback] | None = None,
-        **trainer: Any,
-    ) -> None:
-        model = options.model_class
-        data = options.data_class
-        files = [f"-c={file}" for file in options.config or [DEFAULT_FILE]]
-        config, self.settings = parse_config(
-            "", [*files, *overrides], model, data, LightningSettings
-        )
-        if config.trainer.max_steps != -1:
-            raise UserError("--trainer.max_steps: an instrument has --steps")
-        device = choose_device(config.trainer.accelerator)
-        if options.precision == "16-mixed" and device.type == "cpu":
-            # Lightning would take bfloat16.
-            raise UserError("--precision 16-mixed: needs a GPU; bf16-mixed does not")
-        self.precision = options.precision
-        self.folder = TemporaryDirectory()  # deleted with this object
-        self.trainer, self.module, self.data = build_training(
+    config, _ = parse_config("", CLASSES, list(arguments))
+    config.trainer.devices = 1
+    gc.collect()  # the training before this one, which may still fill the GPU's memory
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with TemporaryDirectory() as folder:
+        trainer, module, data = build_training(
             config,
-            Path(self.folder.name),
-            [
-                StepReport(wandb="disabled", picture_every_n_epochs=0),
-                StopWithoutAdvice(),
-                LoaderReport(),
-                *(callbacks or []),
-            ],
-            model,
-            data,
-            precision=options.precision,
+            Path(folder),
+            list(callbacks),
+            max_steps=steps,
+            limit_val_batches=0,
             enable_checkpointing=False,
             enable_model_summary=False,
-            num_sanity_val_steps=0,
-            **trainer,
+            **trainer_arguments,
         )
-
-    def fit(self, profiler: Profiler) -> None:
-        """Train, watched by a profiler."""
-        self.trainer.profiler = profiler
-        # What the training says is no result.
-        with redirect_stdout(sys.stderr):
-            self.trainer.fit(self.module, self.data)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.trainer.strategy.root_device
-
-    @property
-    def batch_size(self) -> Any:
-        """Samples in a step, on all devices; None if the data module does not say it."""
-        return getattr(self.data, "batch_size", self.data.hparams.get("batch_size"))
-
-    def describe(self) -> str:
-        """What the figures were measured on."""
-        name = platform.machine()
-        if self.device.type == "cuda":
-            name = torch.cuda.get_device_name(self.device)
-        return (
-            f"{name}, {torch.get_num_threads()} threads; PyTorch {torch.__version__};"
-            f" precision {self.precision}; batch size {self.batch_size or 'unknown'}"
+        trainer.fit(module, data)
+    if trainer.global_step < steps:
+        raise UserError(
+            f"the training has {trainer.global_step} steps, and {steps} are needed; "
+            "raise --trainer.max_epochs"
         )
+    return trainer, module
 
 
-def import_class(path: str) -> type:
-    """The class of this name, also from a file in the current folder. Raises UserError."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"cannot import {path}: {error}") from error
+class StepTimer(Callback):
+    """How long a step and its parts take, and its loss; for any module with one backward pass.
+
+    A mark ends one part and begins the next one, so the parts add up to the step.
+    """
+
+    def __init__(self) -> None:
+        self.marks: list[Any] = []
+        self.losses: list[Tensor] = []  # on the device: reading one would wait
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """The first batch is loaded from here on."""
+        self.device = module.device
+        self.mark()
+
+    def mark(self, *_: object) -> None:
+        """Note the time."""
+        self.marks.append(now(self.device))
+
+    on_train_batch_start = mark  # data: the batch is there, and on the device
+    on_before_backward = mark  # forward
+    on_after_backward = mark  # backward
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *_: object
+    ) -> None:
+        """The optimizer's part ends: clipping, its step, the schedule."""
+        self.mark()
+        self.losses.append(outputs["loss"].detach())
+
+    def milliseconds(self) -> dict[str, float]:
+        """Means of the step and its parts, without the first steps."""
+        times = [elapsed(*pair) for pair in pairwise(self.marks)]
+        first = WARMUP * len(PARTS)
+        means = {
+            part: fmean(times[first + number :: len(PARTS)])
+            for number, part in enumerate(PARTS)
+        }
+        return {"step": sum(means.values()), **means}
 
 
-def new_folder(save_dir: str | None, kind: str) -> Path:
-    """The folder for results. Raises UserError if there is something in it."""
-    if not save_dir:
-        now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        return CHAPTER / "results" / kind / now
-    if any(Path(save_dir).glob("*")):
-        raise UserError(f"--save-dir {save_dir}: is in use; choose a new folder")
-    return Path(save_dir)
+def now(device: torch.device) -> Any:
+    """The time, or on a GPU a time stamp that it writes when its queue gets there.
+
+    A GPU works through a queue: a call returns when its work is queued. A clock around it would
+    measure how fast Python fills the queue, and waiting for the GPU would slow the training.
+    """
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed(start: Any, stop: Any) -> float:
+    """Milliseconds between two times or time stamps."""
+    if isinstance(start, float):
+        return 1e3 * (stop - start)
+    stop.synchronize()
+    return float(start.elapsed_time(stop))

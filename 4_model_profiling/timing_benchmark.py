@@ -1,146 +1,119 @@
-"""Where does the time of a training step go: data, transfer, forward, backward, the rest?
+"""How long does a training step take, where does the time go, and what do settings gain?
 
-uv run python timing_benchmark.py                      this chapter's model and data
-uv run python timing_benchmark.py --steps 200 --precision bf16-mixed --data.batch_size 64
-uv run python timing_benchmark.py -c mine.yaml --model-class mine.MyModule --data-class mine.MyData
+uv run python timing_benchmark.py            the rows of benchmark_configs/step.yaml
+uv run python timing_benchmark.py --rows mine.yaml --data.batch_size 64
+
+The rows take turns, so that whatever else this machine does meets all of them.
 """
 
+import json
+import math
 import os
+import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 import yaml
-from instruments import Training, make_parser, new_folder
+from count_step import count_step
+from instruments import PARTS, WARMUP, StepTimer, make_parser, short_training
+from lightning_train import CLASSES
 from matplotlib.figure import Figure
 
-from src.run.errors import UserError, one_line_errors
-from src.run.step_timer import WARMUP, StepTimer
+from src.run.config import CHAPTER, parse_config
+from src.run.errors import one_line_errors
 
+# FLOP/s in float32 and in 16 bits, from the data sheets; add yours under the name that
+# torch.cuda.get_device_name() has. Without sparsity, which would double the second figure.
+PEAKS = {
+    "NVIDIA A100-SXM4-40GB": (19.5e12, 312e12),
+    "NVIDIA A100-SXM4-80GB": (19.5e12, 312e12),
+    "NVIDIA H100 80GB HBM3": (67e12, 989e12),
+    "NVIDIA H200": (67e12, 989e12),
+}
 # Okabe and Ito's colours, for colour-blind readers too.
-COLORS = {
-    "data": "#E69F00",
-    "transfer": "#F0E442",
-    "forward": "#0072B2",
-    "backward": "#56B4E9",
-    "clipping": "#CC79A7",
-    "optimizer": "#009E73",
-    "other": "#999999",
-}
-# From here on, loading is the first thing to mend (README).
-LARGE_DATA_SHARE = 0.3
-ADVICE = {
-    "data": "back to chapter 3, and its ceiling.py",
-    "transfer": "pin_memory, fewer and smaller tensors",
-    "forward": "look for Python loops (profiler.py --profilers advanced); torch.compile",
-    "backward": "torch.compile, another architecture; profiler.py shows the operators",
-    "clipping": "fewer and larger weight tensors are faster",
-    "optimizer": "--optimizer.fused true",
-    "other": "less logging, fewer callbacks; profiler.py shows the functions",
-}
-# One forward pass in ten that takes so many times the median is not the model's doing.
-BUSY = 1.5
+COLORS = ["#E69F00", "#0072B2", "#56B4E9", "#009E73"]
 
 
 def main() -> None:
-    """Read the options, train, write and print."""
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--epochs", type=int, default=2, help="passes over the training samples"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=-1, help="so many instead; -1: whole epochs"
-    )
-    parser.add_argument(
-        "--save-dir", help="new folder; by default results/benchmark/TIMESTAMP"
-    )
+    """Read the rows, measure in turns, print and draw."""
+    parser = make_parser(__doc__, steps=50)
+    default = CHAPTER / "benchmark_configs" / "step.yaml"
+    parser.add_argument("--rows", default=default, help="YAML file of named settings")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each row")
     options, overrides = parser.parse_known_args()
-    folder = new_folder(options.save_dir, "benchmark")
+    rows = {}
+    for name, settings in yaml.safe_load(Path(options.rows).read_text()).items():
+        words = [f"-c={options.config}", f"-c={json.dumps(settings)}", *overrides]
+        parse_config("", CLASSES, words)  # a typo ends here, and not after minutes
+        rows[name] = words
 
-    # As many epochs as the steps need: each has a step at least.
-    epochs = max(options.epochs, options.steps)
-    words = [f"--trainer.max_epochs={epochs}", *overrides]
-    training = Training(options, words, max_steps=options.steps)
-    timer = StepTimer(training.device.type)
-    training.fit(timer)
-    steps = milliseconds(timer)
-    if len(steps) <= WARMUP:
-        raise UserError(
-            f"{len(steps)} batches are too few: {WARMUP} of them do not count"
-        )
-    if not training.trainer.is_global_zero:
-        return
-
-    table = summarise(steps.iloc[WARMUP:])
-    about = f"{training.describe()}; {len(steps) - WARMUP} steps"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "benchmark_config.yaml").write_text(training.settings)
-    steps.round(3).to_csv(folder / "timing_results.csv")
-    summary = {"measured": about, "milliseconds": table.round(3).T.to_dict()}
-    text = yaml.safe_dump(summary, sort_keys=False)
-    (folder / "timing_summary.yaml").write_text(text)
-    draw(steps.reset_index(drop=True), folder)
-
-    print(f"{about}\nmilliseconds")
-    percent = {"share": "{:.1%}".format}
-    print(table.to_string(formatters=percent, float_format="{:.2f}".format))
-    print(advice(table, training.device.type, training.precision))
-    print(f"look at {os.path.relpath(folder)}: summary, results, config, picture")
+    results = []
+    for _ in range(options.repeats):
+        for name, words in rows.items():
+            results.append({"row": name, **measure(words, options.steps)})
+            print(f"{name}: {results[-1]['step']:.1f} ms", file=sys.stderr)
+    runs = pd.DataFrame(results).set_index("row")
+    table = summarise(runs)
+    print(f"milliseconds a step; {options.repeats} turns of {options.steps} steps")
+    print(table.to_string(float_format="{:.4g}".format))
+    folder = CHAPTER / f"results/benchmark/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    folder.mkdir(parents=True)
+    runs.drop(columns="losses").to_csv(folder / "timing_results.csv")
+    draw(table, folder / "batch_time_breakdown.png")
+    print(f"look at {os.path.relpath(folder)}: a table and a picture")
 
 
-def milliseconds(timer: StepTimer) -> pd.DataFrame:
-    """A row for each step, with the parts and the total; the index is the epoch."""
-    rows = pd.DataFrame(timer.seconds(), columns=["epoch", *COLORS, "total"])
-    return 1e3 * rows.set_index("epoch")[[*COLORS, "total"]]
+def measure(words: list[str], steps: int) -> dict[str, Any]:
+    """Train some steps: milliseconds of a step and its parts, speed, memory, MFU, losses."""
+    torch.compiler.reset()  # the compiled code of another row
+    timer = StepTimer()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    trainer, _ = short_training(words, WARMUP + steps, [timer])
+    row: dict[str, Any] = timer.milliseconds()
+    batch_size = getattr(trainer.datamodule, "batch_size", math.nan)
+    row["samples/s"] = 1e3 * batch_size / row["step"]
+    if timer.device.type == "cuda":
+        row["GB"] = torch.cuda.max_memory_allocated() / 1e9
+        if peaks := PEAKS.get(torch.cuda.get_device_name()):
+            operations, _ = count_step(words)
+            peak = peaks[trainer.precision != "32-true"]
+            row["MFU"] = 1e3 * operations / row["step"] / peak
+    row["losses"] = torch.stack(timer.losses).cpu()
+    return row
 
 
-def summarise(steps: pd.DataFrame) -> pd.DataFrame:
-    """A row for each part: median, mean, 90th percentile, and its share of all the time."""
-    table = {
-        "median": steps.median(),
-        "mean": steps.mean(),
-        "p90": steps.quantile(0.9),
-        "share": steps.sum() / steps["total"].sum(),
-    }
-    return pd.DataFrame(table)
+def summarise(runs: pd.DataFrame) -> pd.DataFrame:
+    """A line for each row: its middle turn, the range of its turns, and how its losses differ."""
+    reference = runs["losses"].iloc[0]
+    lines = {}
+    for name in runs.index.unique():
+        turns = runs.loc[[name]].sort_values("step")
+        # One turn as it is, so that its parts add up.
+        line = turns.iloc[len(turns) // 2].to_dict()
+        difference = (line.pop("losses") / reference - 1).abs().max()
+        limits = {"low": turns["step"].iloc[0], "high": turns["step"].iloc[-1]}
+        lines[name] = {"step": line.pop("step"), **limits, **line}
+        lines[name]["loss differs"] = difference.item()
+    return pd.DataFrame(lines).T
 
 
-def advice(table: pd.DataFrame, device: str, precision: str) -> str:
-    """What to look at first."""
-    warning = ""
-    # Not the total: a step that waits for its data is the loader's doing.
-    forward = table.loc["forward"]
-    if forward["p90"] > BUSY * forward["median"]:
-        warning = (
-            "one forward pass in ten is much slower: is something else running here, or do batches "
-            "differ in size? measure again\n"
-        )
-    share = table["share"].drop("total")
-    largest = share.idxmax()
-    if share["data"] > LARGE_DATA_SHARE:
-        largest = "data"
-    text = ADVICE[largest]
-    in_float32 = largest in ("forward", "backward") and precision == "32-true"
-    # A processor may only emulate bfloat16; then it makes a step slower.
-    if in_float32 and device != "cpu":
-        text += "; then --precision bf16-mixed"
-    return f"{warning}begin with {largest}, {share[largest]:.0%} of the time: {text}"
-
-
-def draw(steps: pd.DataFrame, folder: Path) -> None:
-    """A picture of the parts of each step."""
-    figure = Figure(figsize=(9, 4))
+def draw(table: pd.DataFrame, path: Path) -> None:
+    """A bar for each row, divided into the parts of its step."""
+    figure = Figure(figsize=(9, 1.5 + 0.5 * len(table)), layout="constrained")
     axis = figure.subplots()
-    parts = steps[list(COLORS)].tail(200)
-    parts.plot.area(color=COLORS, linewidth=0, ax=axis)
-    axis.set(title="Parts of the last 200 steps", xlabel="step", ylabel="milliseconds")
-    # A slow step, the first one as a rule, must not press all others flat.
-    axis.set_ylim(0, 3 * steps["total"].median())
-    save(figure, folder / "batch_time_breakdown.png")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a picture, with what stands beside its axes."""
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    parts = table[list(PARTS)].iloc[::-1]
+    parts.plot.barh(stacked=True, color=COLORS, width=0.7, legend=False, ax=axis)
+    for place, name in enumerate(parts.index):
+        speed = f"  {table['samples/s'][name]:.0f} samples/s"
+        axis.text(table["step"][name], place, speed, va="center")
+    axis.set_xlim(0, 1.3 * table["step"].max())  # room for the text
+    axis.set(xlabel="milliseconds a step", title="Where the time of a step goes")
+    figure.legend(loc="outside lower center", ncols=len(PARTS))
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

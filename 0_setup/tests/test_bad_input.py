@@ -9,13 +9,12 @@ import torch
 
 from src.run.config import choose_device
 from src.run.errors import UserError, one_line_errors
-from tests.runs import TINY, call, rows, train
+from tests.runs import call, new, rows, train
 
 CLOSE = "--data.dataset=OceanDataset --data.dataset.val_period=[2009-04,2010-03]"
 NO_DATE = "--data.dataset=OceanDataset --data.dataset.train_period=[June,2008-09]"
 BAD_INPUT = {
     "--model.mask_ration=0.5": "mask_ration",
-    "--model.dept=3": "--model.dept",
     "--model.patch_size=[3,4,4]": "(3, 4, 4) has to divide [4, 8, 8]",
     "--model.num_heads=7": "width 16 is odd, or no multiple of 7 heads",
     "--model.mask_ratio=1.7": "model.mask_ratio: 1.7 hides 14 of 8",
@@ -41,8 +40,7 @@ def one_line(monkeypatch, capfd, function) -> str:
 def test_bad_input(monkeypatch, tmp_path, capfd, arguments):
     """Broken by: no UserError in USER_ERRORS."""
     monkeypatch.setattr(torch.mps, "is_available", lambda: False)
-    output_dir = f"--trainer.output_dir={tmp_path}/output"
-    settings = [TINY, output_dir, *arguments.split()]
+    settings = [*new(tmp_path / "output"), *arguments.split()]
     line = one_line(monkeypatch, capfd, lambda: call(monkeypatch, *settings))
     assert BAD_INPUT[arguments] in line
     assert not (tmp_path / "output").exists()
@@ -93,7 +91,7 @@ def test_a_resumed_run_keeps_its_configuration(monkeypatch, tmp_path):
     more = ["--trainer.max_epochs=4", "--trainer.max_steps=13", "--data.num_workers=1"]
     call(monkeypatch, f"--resume={folder}", *more)
     # It is kept for the next one, too.
-    call(monkeypatch, f"--resume={folder}", "--trainer.output_dir=elsewhere")
+    call(monkeypatch, f"--resume={folder}")
     assert rows(folder)[-1]["step"] == "16"
 
 

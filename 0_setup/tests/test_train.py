@@ -17,10 +17,10 @@ from src.run.checkpoint import read_checkpoint
 from src.run.config import CHAPTER
 from src.run.errors import one_line_errors
 from tests.runs import (
-    TINY,
     assert_same_run,
     call,
     finish,
+    new,
     rows,
     saved,
     start,
@@ -76,8 +76,8 @@ def test_a_signal_outside_the_steps(monkeypatch, tmp_path, phase, number):
     monkeypatch.setattr(pytorch_train, phase, get_signal)
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit, match=str(128 + number)), one_line_errors():
-        call(monkeypatch, TINY, f"--trainer.output_dir={tmp_path}")
-    assert (tmp_path / "run_1").exists() == (phase == "report")
+        call(monkeypatch, *new(tmp_path))
+    assert any(tmp_path.iterdir()) == (phase == "report")
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_killed_at_a_random_step_it_goes_on_to_the_same_bits(monkeypatch, tmp_pa
         "--trainer.checkpoint_every_n_steps=7",
     ]
     reference = train(monkeypatch, tmp_path / "reference", *settings)
-    process = start(tmp_path, *settings)
+    process = start("pytorch_train.py", *new(tmp_path), *settings)
     folder = tmp_path / "run_1"
     wait_for_step(process, folder, random.randrange(10, 60))
     process.kill()
@@ -102,7 +102,7 @@ def test_a_signal_saves_and_ends(tmp_path):
     """To all processes, workers too. Broken by: is_stopping without stop.number."""
     number = random.choice([signal.SIGINT, signal.SIGTERM])
     endless = ["--data.dataset.num_samples=800000", "--data.num_workers=2"]
-    process = start(tmp_path, *endless)
+    process = start("pytorch_train.py", *new(tmp_path), *endless)
     folder = tmp_path / "run_1"
     wait_for_step(process, folder, 20)
     os.killpg(process.pid, number)

@@ -20,10 +20,9 @@ class OwnModule(L.LightningModule):
 
 
 class OwnData(L.LightningDataModule):
-    def __init__(self, num_samples: int = 96) -> None:
+    def __init__(self, batch_size: int = 8) -> None:
         super().__init__()
-        self.num_samples = num_samples
+        self.batch_size = batch_size
 
     def train_dataloader(self):
-        data = TensorDataset(torch.randn(self.num_samples, 4))
-        return DataLoader(data, batch_size=8, drop_last=True)
+        return DataLoader(TensorDataset(torch.randn(96, 4)), self.batch_size)

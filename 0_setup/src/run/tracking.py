@@ -54,9 +54,7 @@ class Tracker:
         self.best = folder / "checkpoints" / "best.ckpt"
         self.path = folder / "metrics.csv"
         self.rows = rows
-        self.columns: list[str] = []
-        if rows:
-            self.write_all_rows()
+        self.write_all_rows()
 
         # Imported here: a run's first line need not wait for it, and other ranks do not need it.
         import wandb

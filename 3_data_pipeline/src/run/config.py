@@ -133,7 +133,7 @@ def make_parser(
     parser.add_argument("--resume", help="go on with a run: its folder")
     parser.add_argument(
         "--seed_everything",
-        type=NonNegativeInt,
+        type=int,
         default=0,
         help="of weights, order, masks",
     )
@@ -173,7 +173,7 @@ def choose_device(accelerator: str) -> torch.device:
         major, minor = torch.cuda.get_device_capability()
         usable = {f"sm_{major}{number}" for number in range(minor + 1)}
         built = torch.cuda.get_arch_list()  # AMD's have other names
-        if built[0].startswith("sm_") and not usable & set(built):
+        if built[0].startswith("sm_") and usable.isdisjoint(built):
             raise UserError(
                 f"PyTorch {torch.__version__} has no kernels for this card (sm_{major}{minor}), "
                 f"only for {built}; which one has: appendix/guide/install.md"

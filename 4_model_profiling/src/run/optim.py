@@ -3,19 +3,22 @@
 import math
 from typing import Any
 
-import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from src.run.errors import UserError
 
 
 def make_optimizer(
-    model: torch.nn.Module,
+    model: nn.Module,
     total_steps: int,
-    lr: PositiveFloat = 4e-3,
-    betas: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0.9, 0.95),
-    weight_decay: NonNegativeFloat = 0.05,
-    warmup_fraction: ClosedUnitInterval = 0.05,
-    fused: bool | None = None,
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    lr: float = 4e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.05,
+    warmup_fraction: float = 0.05,
+    fused: bool = False,
+) -> tuple[Optimizer, LRScheduler]:
     """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
 
     Args:
@@ -25,7 +28,10 @@ def make_optimizer(
         betas: decay rates of AdamW's running averages.
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises.
-        fused: update all weights in one pass, which rounds otherwise; null leaves it to PyTorch.
+        fused: AdamW updates a weight in one pass over memory, instead of in a dozen operators.
+
+    Raises:
+        UserError: a value is out of its range.
     """
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -34,7 +40,11 @@ def make_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
+    try:
+        # None, because False would also choose the slowest of AdamW's three versions.
+        optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
+    except ValueError as error:  # a negative learning rate, for example
+        raise UserError(f"optimizer: {error}") from error
     warmup_steps = round(warmup_fraction * total_steps)
 
     def lr_factor(step: int) -> float:
@@ -45,4 +55,9 @@ def make_optimizer(
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * progress))
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
+    return optimizer, LambdaLR(optimizer, lr_factor)
+
+
+def clip_gradients(model: nn.Module, largest_norm: float | None) -> Tensor:
+    """Scale the gradients down to ``largest_norm``, or not for None; returns their norm before."""
+    return nn.utils.clip_grad_norm_(model.parameters(), largest_norm or math.inf)
