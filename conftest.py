@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import sys
 import tempfile
 from collections.abc import Generator
@@ -53,8 +52,4 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator:
-    try:
-        return (yield from inside_chapter(item.path))
-    finally:
-        # Chapter 5 ends a process some time after SIGTERM; not for a signal of a later test.
-        signal.set_wakeup_fd(-1)
+    return (yield from inside_chapter(item.path))

@@ -59,7 +59,8 @@ def main() -> int:
     is_rank = "LOCAL_RANK" in os.environ or SLURMEnvironment.detect()
     if settings.devices > 1 and settings.num_nodes == 1 and not is_rank:
         return launch(settings.devices)
-    end_with_launcher()
+    if is_rank:
+        end_with_launcher()
     world_size = settings.devices * settings.num_nodes
     started = int(os.environ.get("WORLD_SIZE", world_size))
     if started != world_size:

@@ -29,6 +29,9 @@ def main() -> None:
     settings = config.trainer
     seed = config.seed_everything
 
+    if settings.max_steps > 0 or settings.checkpoint_every_n_steps:
+        raise UserError("this script saves at the end of an epoch alone")
+
     # torchrun tells each process its number, and where the others are.
     if "RANK" not in os.environ:
         raise UserError("start this script with torchrun")
@@ -77,18 +80,14 @@ def main() -> None:
 
             optimizer.zero_grad()
             loss.backward()
-            grad_norm = clip_gradients(model, settings.gradient_clip_val)
+            clip_gradients(model, settings.gradient_clip_val)
             lr = scheduler.get_last_lr()[0]
             optimizer.step()
             scheduler.step()
             state.step += 1
             if state.step % settings.log_every_n_steps == 0:
                 check_finite(model, state.step)
-                row = {
-                    "train_loss": (error / count).item(),
-                    "grad_norm": grad_norm.item(),
-                    "lr": lr,
-                }
+                row = {"train_loss": (error / count).item(), "lr": lr}
                 if tracker:
                     tracker.log(state.step, epoch, row)
 

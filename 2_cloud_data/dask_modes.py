@@ -3,30 +3,28 @@
 uv run python dask_modes.py
 """
 
-from collections import defaultdict
 from contextlib import nullcontext
-from statistics import median
 from timeit import timeit
 from typing import Any
 
 import numpy as np
 from distributed import Client
-from tqdm import tqdm
 
+from src.data.build import build_ocean
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.run.errors import one_line_errors
 
-MODES = ("none", "single-threaded", "threads", "cluster")
+MODES = ("none", "single-threaded", "threads", "distributed")
 
 
 def measure(mode: Any, batches: list[list[int]]) -> float:
     """Samples per second."""
     settings = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
-    # A client sets dask's scheduler. As its worker ends, it may say "Unclosed client session",
-    # which is harmless: https://github.com/zarr-developers/zarr-python/issues/2901
-    is_cluster = mode == "cluster"
-    with Client(host="127.0.0.1", **settings) if is_cluster else nullcontext():
-        dataset = CloudDataset("train", dask="threads" if is_cluster else mode)
+    # As its worker ends, it may say "Unclosed client session", which is harmless:
+    # https://github.com/zarr-developers/zarr-python/issues/2901
+    has_client = mode == "distributed"
+    with Client(host="127.0.0.1", **settings) if has_client else nullcontext():
+        dataset = CloudDataset("train", dask=mode)
         dataset[0]  # connections are opened
         seconds = timeit(lambda: list(map(dataset.__getitems__, batches)), number=1)
     return sum(map(len, batches)) / seconds
@@ -34,16 +32,14 @@ def measure(mode: Any, batches: list[list[int]]) -> float:
 
 def main() -> None:
     """Measure each mode five times, and print the medians."""
+    build_ocean()
     indices = np.random.default_rng(0).permutation(len(CloudDataset("train")))
     batches = indices[: 12 * 16].reshape(12, 16).tolist()
-    speeds = defaultdict(list)
     # The turns are interleaved, so that a busy machine slows all of them.
-    for mode in tqdm(MODES * 5, unit="turn", disable=None):
-        speeds[mode].append(measure(mode, batches))
-    print("scheduler          samples/s   to none")
-    base = median(speeds["none"])
-    for mode, turns in speeds.items():
-        print(f"{mode:<17}{median(turns):11.0f}{median(turns) / base:10.1f}")
+    turns = [[measure(mode, batches) for mode in MODES] for _ in range(5)]
+    print("scheduler          samples/s")
+    for mode, speed in zip(MODES, np.median(turns, axis=0), strict=True):
+        print(f"{mode:<17}{speed:11.0f}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 uv run python example_cloud_access.py
 """
 
-import fsspec
 from utils import timed
 
-from src.data.s3_server import connect
+from src.data.store import file_system
 from src.run.errors import one_line_errors
 
 FOLDER = "s3://embedded/example"
@@ -17,19 +16,9 @@ NUM_PARTS = 100
 
 def main() -> None:
     """Run each operation against the embedded S3 server, and print what it takes."""
-    # AWS: fsspec.filesystem("s3"); Google: "gs"; Azure: "abfs"; each with the URL of your bucket.
-    # They read the credentials from the environment. The lines below stay as they are.
-    server = connect()
-    keys = {
-        "key": server["AWS_ACCESS_KEY_ID"],
-        "secret": server["AWS_SECRET_ACCESS_KEY"],
-    }
-    fs = fsspec.filesystem(
-        "s3",
-        endpoint_url=server["AWS_ENDPOINT_URL"],
-        config_kwargs={"max_pool_connections": NUM_PARTS},  # the default is ten
-        **keys,
-    )
+    # With your own bucket: fsspec.filesystem("s3"), or "gs" for Google, "abfs" for Azure. They find
+    # the credentials in the environment, and the lines below stay as they are.
+    fs, _ = file_system(FOLDER)
     url = f"{FOLDER}/numbers.bin"
     content = bytes(range(256)) * (SIZE // 256)
 

@@ -5,12 +5,14 @@
 
 from torch.utils.data import DataLoader
 
+from src.data.build import build_ocean
 from src.data.usecase_cloud_dataset import CloudDataset
 from src.run.errors import one_line_errors
 
 
 def main() -> None:
     """Read in this process, then start workers in three ways."""
+    build_ocean()
     dataset = CloudDataset("train")
     dataset[0]  # starts the threads that a fork does not copy
     for method in ("fork", "forkserver", "spawn"):

@@ -7,27 +7,27 @@ uv run python lightning_train.py --resume output/run_1         go on where a run
 """
 
 import inspect
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from src.callbacks.report_callback import Report
-from src.callbacks.stop_and_save import StopAndSave
+from src.callbacks import Report, StopAndSave
 from src.data.lightning_datamodule import FieldDataModule
 from src.model.lightning_module import AutoencoderModule
-from src.run.atomic_checkpoint_io import AtomicCheckpointIO
+from src.run.checkpoint_io import AtomicCheckpointIO
 from src.run.config import CHAPTER, TrainerSettings, choose_device, parse_config
 from src.run.errors import UserError, one_line_errors
-from src.run.launch import has_rank, launch
-from src.run.quiet import hide_two_messages
+from src.run.launch import end_with_launcher, launch
 from src.run.tracking import new_run_folder
 
 
@@ -46,74 +46,102 @@ class LightningSettings(TrainerSettings):
     strategy: Literal["auto", "ddp"] = "auto"
 
 
+# Their arguments are the settings: the sections model, data and trainer of the config. To train a
+# module of your own on data of your own, change the two imports.
+CLASSES = (AutoencoderModule, FieldDataModule, LightningSettings)
+
+
 def main() -> int:
     """Read the settings and train. Returns the exit code."""
-    config, resolved = parse_config(
-        __doc__, None, AutoencoderModule, FieldDataModule, LightningSettings
-    )
+    config, resolved = parse_config(__doc__, CLASSES)
     settings = config.trainer
-    # For one line of error. Lightning chooses the devices itself.
-    device = choose_device(settings.accelerator)
-    if device.type == "cuda" and settings.devices > torch.cuda.device_count():
-        raise UserError(
-            f"trainer.devices: {settings.devices}; here are {torch.cuda.device_count()}"
-        )
-    if settings.devices > 1 and settings.num_nodes == 1 and not has_rank():
+    # A rank of launch, torchrun or srun?
+    is_rank = "LOCAL_RANK" in os.environ or SLURMEnvironment.detect()
+    if settings.devices > 1 and settings.num_nodes == 1 and not is_rank:
         return launch(settings.devices)
+    if is_rank:
+        end_with_launcher()
+    world_size = settings.devices * settings.num_nodes
+    started = int(os.environ.get("WORLD_SIZE", world_size))
+    if started != world_size:
+        # After torchrun without --trainer.devices each process would train alone.
+        raise UserError(f"trainer.devices, num_nodes: {started} processes were started")
 
     # From here on every rank runs every line.
+    checkpoint = None
     if config.resume:
-        folder = Path(config.resume).resolve()
+        # Resolved, because ModelCheckpoint compares paths.
+        folder = config.resume.resolve()
+        checkpoint = folder / "checkpoints" / "last.ckpt"
     elif rank_zero_only.rank == 0:
-        # ModelCheckpoint compares paths, links and all.
         folder = new_run_folder(CHAPTER / settings.output_dir).resolve()
     else:
         folder = Path()  # the other ranks write nothing
 
     callbacks = [
-        Report(settings.wandb, settings.picture_every_n_epochs, resolved),
+        Report(settings.wandb, resolved),
         StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
+        # Written after a validation, before StopAndSave's last.ckpt.
         ModelCheckpoint(
-            filename="best", monitor="val_loss", enable_version_counter=False
+            filename="best",
+            monitor="val_loss",
+            save_on_train_epoch_end=False,
+            enable_version_counter=False,
         ),
-        # One of its own: save_last=True would skip epochs without a new best.
-        ModelCheckpoint(filename="last", enable_version_counter=False),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
-    checkpoint = folder / "checkpoints" / "last.ckpt" if config.resume else None
     trainer.fit(module, data, ckpt_path=checkpoint)
     return 0
 
 
 def build_training(
-    config: Namespace, folder: Path, callbacks: list[Callback]
-) -> tuple[L.Trainer, AutoencoderModule, FieldDataModule]:
-    """Trainer, module and data of these settings; the Trainer writes to this folder."""
-    hide_two_messages()
+    config: Namespace,
+    folder: Path,
+    callbacks: list[Callback],
+    **trainer_arguments: Any,
+) -> tuple[L.Trainer, Any, Any]:
+    """Trainer, module and data of these settings.
+
+    Args:
+        config: from parse_config.
+        folder: where the Trainer writes to.
+        callbacks: the Trainer's.
+        trainer_arguments: further arguments of the Trainer.
+
+    Raises:
+        UserError: the machine has not got the devices that the settings ask for.
+    """
     seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
-    data = build(FieldDataModule, config.get("data"), shared)
-    module = build(AutoencoderModule, config.get("model"), shared)
+    module_class, data_class, _ = CLASSES
+    data = build(data_class, config.get("data"), shared)
+    module = build(module_class, config.get("model"), shared)
 
     settings = config.trainer
-    trainer = L.Trainer(
-        # Lightning's auto would take Apple's GPU.
-        accelerator=choose_device(settings.accelerator).type,
-        devices=settings.devices,
-        num_nodes=settings.num_nodes,
-        strategy=settings.strategy,
-        max_epochs=settings.max_epochs,
-        gradient_clip_val=settings.gradient_clip_val,
-        log_every_n_steps=settings.log_every_n_steps,
-        deterministic="warn" if settings.deterministic else False,
-        default_root_dir=folder,
-        use_distributed_sampler=False,  # our loaders share the samples out
-        logger=False,  # Report does it
-        enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
-        plugins=[AtomicCheckpointIO()],
-        callbacks=callbacks,
-    )
+    try:
+        trainer = L.Trainer(
+            # Lightning's auto would take Apple's GPU.
+            accelerator=choose_device(settings.accelerator).type,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            strategy=settings.strategy,
+            max_epochs=settings.max_epochs,
+            gradient_clip_val=settings.gradient_clip_val,
+            log_every_n_steps=settings.log_every_n_steps,
+            deterministic="warn" if settings.deterministic else False,
+            default_root_dir=folder,
+            num_sanity_val_steps=0,  # its two batches may have no ocean
+            use_distributed_sampler=getattr(data, "use_distributed_sampler", True),
+            logger=False,  # Report does it
+            enable_progress_bar=sys.stderr.isatty(),  # in a log file every update is a new line
+            plugins=[AtomicCheckpointIO()],
+            callbacks=callbacks,
+            **trainer_arguments,
+        )
+    except MisconfigurationException as error:
+        # Such as more devices than there are.
+        raise UserError(f"trainer: {error}") from error
     return trainer, module, data
 
 

@@ -6,8 +6,6 @@ The service is Copernicus Marine: uv sync --group copernicus, and your account i
 COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which the client reads.
 """
 
-import pkgutil
-
 from dotenv import load_dotenv
 from jsonargparse import auto_cli
 from tenacity import (
@@ -19,7 +17,7 @@ from tenacity import (
 
 from src.data.build import build
 from src.run.config import HelpFormatter
-from src.run.errors import UserError, one_line_errors
+from src.run.errors import one_line_errors
 
 
 # A busy service is asked again, after longer and longer waits of random length: clients that failed
@@ -37,7 +35,6 @@ def fetch(
     variable: str = "analysed_sst",
     box: tuple[float, float, float, float] = (-20, 0, -5, 5),
     dataset: str = "METOFFICE-GLO-SST-L4-REP-OBS-SST",
-    service: str = "copernicusmarine:open_dataset",
 ) -> None:
     """Write the store; what an earlier try has written is not asked for again.
 
@@ -48,15 +45,12 @@ def fetch(
         variable: one of the dataset's.
         box: degrees, from west to east, from south to north.
         dataset: the service's name of it.
-        service: module and function that open a dataset.
     """
-    request = {name: str(value) for name, value in locals().items()}
+    request = str(locals())
     load_dotenv()  # before the import: the client looks for the account then
-    try:
-        open_dataset = pkgutil.resolve_name(service)
-    except ImportError as error:
-        raise UserError(f"{error}: uv sync --group copernicus") from error
-    fields = open_dataset(
+    import copernicusmarine
+
+    fields = copernicusmarine.open_dataset(
         dataset_id=dataset,
         variables=[variable],
         minimum_longitude=box[0],
@@ -70,22 +64,17 @@ def fetch(
     fields = fields.sel(time=slice(start, end))
     fields = fields[[variable]].rename(latitude="lat", longitude="lon")
     # So that another request does not continue this store.
-    fields.attrs = request
+    fields.attrs = {"request": request}
     days = fields["time"].dt.strftime("%Y-%m-%d").values
     train_period = (days[0], days[len(days) * 4 // 5 - 1])
     build(url, fields, (16, 128, 128), train_period)
 
 
-def main() -> None:
-    """Read the request, and fetch."""
-    auto_cli(
-        fetch,
-        as_positional=False,
-        description=__doc__,
-        formatter_class=HelpFormatter,
-    )
-
-
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        auto_cli(
+            fetch,
+            as_positional=False,
+            description=__doc__,
+            formatter_class=HelpFormatter,
+        )

@@ -3,81 +3,87 @@
 uv run python benchmark_datapipeline_configurations.py                        the ladder
 uv run python benchmark_datapipeline_configurations.py --file benchmark_configs/dask_workers.yaml
 
-A run that was stopped goes on, on the same machine; after a change to the code, delete its log. For
-a dataset of your own, put its class into the YAML file. (The blog also calls this script
+For a dataset of your own, put its class into the YAML file. (The blog also calls this script
 benchmark_configurations.py.)
 """
 
-import json
 import multiprocessing
 import os
 import pkgutil
-import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import psutil
+import yaml
 from jsonargparse import auto_cli
-from jsonargparse.typing import PositiveInt
+from matplotlib.figure import Figure
 from slow_network import slow_network
 from tqdm import tqdm
-from utils import memory, read_configurations, read_log
 
 from src.data.loaders import Loaders
-from src.data.s3_server import BUCKET, connect
+from src.data.store import OCEAN, embedded_server
 from src.run.config import CHAPTER, HelpFormatter
 from src.run.errors import UserError, one_line_errors
 
+# What is measured, and how the table shows it.
+COLUMNS = {
+    "samples_per_second": "{:.1f}",
+    "busy": "{:.0%}",  # the part of the time in which the training did not wait
+    "first_batch": "{:.2f} s",
+    "memory": "{:.0f} MB",
+}
 
-def measure(settings: dict[str, Any]) -> dict[str, Any]:
+
+def measure(settings: dict[str, Any]) -> dict[str, float]:
     """Serve batches to a training step that takes ``train_step_time`` seconds.
 
-    Returns the seconds until the first batch, the opening of the store included; three time stamps
-    for each batch: the training asks for it, gets it, is done with it; samples per second; and the
-    part of the time in which the training was busy.
+    Returns:
+        Seconds until the first batch, the opening of the store included; samples per second; and
+        the part of the time in which the training was busy.
     """
     opened = time.perf_counter()
     kind = pkgutil.resolve_name(settings["dataset"])
     dataset = kind("train", **settings["dataset_args"])
+    dataset.test_period = None
     loaders = Loaders(
         lambda split: dataset,  # nothing is validated
         settings["batch_size"],
         settings["num_workers"],
         settings["prefetch_factor"],
     )
+    # What workers have loaded in advance would count as if it had taken no time.
+    prefetched = settings["num_workers"] * settings["prefetch_factor"]
+    warmup = max(1, settings["warmup"], prefetched)
 
-    steps: list[list[float]] = []
-    asked = time.perf_counter()
+    times = []  # when each batch was asked for, when it came
+    asked = opened
     for _ in loaders.train_loader(lambda: 0):
-        got = time.perf_counter()
+        times.append((asked, time.perf_counter()))
         # A GPU computes, and this process is free.
         time.sleep(settings["train_step_time"])
-        done = time.perf_counter()
-        steps.append([asked, got, done])
-        asked = done
-        if len(steps) == settings["warmup"] + settings["batches"]:
+        asked = time.perf_counter()
+        if len(times) > warmup and asked - times[warmup][0] > settings["seconds"]:
             break
-    measured = steps[settings["warmup"] :]
+    measured = times[warmup:]
     if not measured:
-        raise UserError(
-            f"an epoch has {len(steps)} batches, warmup {settings['warmup']}"
-        )
-    # From the end of the last warm-up batch on, when the next one is asked for.
-    seconds = measured[-1][2] - measured[0][0]
-    waited = sum(got - asked for asked, got, _ in measured)
+        raise UserError(f"an epoch has {len(times)} batches, warmup {warmup}")
+    seconds = asked - measured[0][0]
+    waited = sum(came - start for start, came in measured)
     return {
-        "first_batch": steps[0][1] - opened,
-        "steps": steps,
+        "first_batch": times[0][1] - opened,
         "samples_per_second": len(measured) * settings["batch_size"] / seconds,
         "busy": 1 - waited / seconds,
     }
 
 
-def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
+def one_turn(settings: dict[str, Any]) -> dict[str, float]:
     """Measure in a new process, where nothing is left of the configuration before."""
     # How many threads dask takes, in the new process and in its workers.
-    os.environ["DASK_NUM_WORKERS"] = str(settings.get("dask_threads"))
+    os.environ["DASK_NUM_WORKERS"] = str(settings["dask_threads"])
     spawn = multiprocessing.get_context("spawn")
     with slow_network(settings["delay"]), ProcessPoolExecutor(1, spawn) as process:
         pid = process.submit(os.getpid).result()
@@ -88,61 +94,68 @@ def one_turn(settings: dict[str, Any]) -> dict[str, Any]:
         return future.result() | {"memory": peak}
 
 
-def main(
-    file: str = "benchmark_configs/ladder.yaml",
-    repeats: PositiveInt = 3,
-) -> None:
-    """Take turns, log each of them, print the medians.
+def memory(pid: int) -> float:
+    """What a process and its children have in memory, in MB."""
+    total = 0.0
+    with suppress(psutil.Error):  # one of them has just ended
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            about = process.memory_full_info()
+            # Of a page that three processes share, Linux's pss counts a third.
+            total += getattr(about, "pss", about.rss) / 1e6
+    return total
+
+
+def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
+    """Each configuration of a YAML file: the defaults, and its own keys instead of them."""
+    content = yaml.safe_load(file.read_text())
+    defaults = content["defaults"]
+    configurations = {}
+    for name, changes in content["configurations"].items():
+        merged = defaults | (changes or {})
+        if unknown := merged.keys() - defaults.keys():
+            raise UserError(f"{file}: {name}: unknown keys {sorted(unknown)}")
+        merged["dataset_args"] = defaults["dataset_args"] | merged["dataset_args"]
+        configurations[name] = merged
+    return configurations
+
+
+def main(file: str = "benchmark_configs/ladder.yaml", repeats: int = 3) -> None:
+    """Take turns, print the medians, and draw them.
 
     Args:
         file: the configurations.
         repeats: turns of each configuration.
     """
     configurations = read_configurations(Path(file))
-    if any(BUCKET in str(settings) for settings in configurations.values()):
-        connect()  # here, so that the server's memory is not that of a configuration
-    log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
-    log.parent.mkdir(exist_ok=True)
-    log.touch()
-    rows = read_log(log, configurations)
-    finished = {(row["name"], row["turn"]) for row in rows}
-
+    embedded_server(OCEAN)  # here, so that its memory is not that of a configuration
     # In turns, so that a busy machine slows all of them.
-    turns = []
-    for number in range(repeats):
-        for name in configurations:
-            if (name, number) not in finished:
-                turns.append((name, number))
-    for name, number in tqdm(turns, unit="turn", disable=None):
-        row = {"name": name, "turn": number, "settings": configurations[name]}
-        row |= one_turn(configurations[name])
-        rows.append(row)
-        # In one write, because a run may be interrupted here.
-        with log.open("ab", buffering=0) as lines:
-            lines.write(f"{json.dumps(row)}\n".encode())
-    show(list(configurations), rows)
-    print(f"all turns: {log.relative_to(CHAPTER)}; plot_benchmark_runs.py draws them")
+    rows = []
+    for name in tqdm([*configurations] * repeats, unit="turn", disable=None):
+        rows.append({"name": name, **one_turn(configurations[name])})
+    turns = pd.DataFrame(rows)
+    folder = CHAPTER / "benchmark_logs"
+    folder.mkdir(exist_ok=True)
+    turns.to_csv(folder / f"{Path(file).stem}.csv", index=False)
+    show(turns, list(configurations), folder / f"{Path(file).stem}.png")
 
 
-def show(names: list[str], rows: list[dict[str, Any]]) -> None:
-    """Medians, and the lowest and the highest turn; ``times`` compares with the first one."""
-    print(
-        f"{'configuration':<30}samples/s     (low-high)   times   busy  first s      MB"
-    )
-    base = None
-    for name in names:
-        turns = [row for row in rows if row["name"] == name]
-        speeds = [row["samples_per_second"] for row in turns]
-        speed = statistics.median(speeds)
-        base = base or speed
-        spread = f"({min(speeds):.0f}-{max(speeds):.0f})"
-        busy = statistics.median(row["busy"] for row in turns)
-        first_batch = statistics.median(row["first_batch"] for row in turns)
-        megabytes = statistics.median(row["memory"] for row in turns)
-        print(
-            f"{name:<30}{speed:9.1f}{spread:>15}{speed / base:8.1f}{busy:7.0%}"
-            f"{first_batch:9.1f}{megabytes:8.0f}"
-        )
+def show(turns: pd.DataFrame, names: list[str], picture: Path) -> None:
+    """Print the medians of each configuration, and draw them, with a point for each turn."""
+    medians = turns.groupby("name")[list(COLUMNS)].median().loc[names]
+    formatters = {name: form.format for name, form in COLUMNS.items()}
+    print(medians.to_string(formatters=formatters, index_names=False))
+    figure = Figure(figsize=(14, 1.5 + 0.3 * len(names)), layout="constrained")
+    axes = figure.subplots(1, len(COLUMNS), sharey=True)
+    for axis, column in zip(axes, COLUMNS, strict=True):
+        axis.barh(names, medians[column])
+        axis.plot(turns[column], turns["name"], ".", color="0.4")
+        axis.set_title(column.replace("_", " "))
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].invert_yaxis()  # the first one at the top
+    axes[0].set_xscale("log")  # they differ by orders of magnitude
+    figure.savefig(picture, dpi=110)
+    print(f"look at {picture.relative_to(CHAPTER)}")
 
 
 if __name__ == "__main__":

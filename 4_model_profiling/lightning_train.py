@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from src.callbacks import Report, StopAndSave
+from src.callbacks import LoaderReport, Report, StopAndSave
 from src.data.lightning_datamodule import FieldDataModule
 from src.model.lightning_module import AutoencoderModule
 from src.run.checkpoint_io import AtomicCheckpointIO
@@ -61,7 +61,8 @@ def main() -> int:
     is_rank = "LOCAL_RANK" in os.environ or SLURMEnvironment.detect()
     if settings.devices > 1 and settings.num_nodes == 1 and not is_rank:
         return launch(settings.devices)
-    end_with_launcher()
+    if is_rank:
+        end_with_launcher()
     world_size = settings.devices * settings.num_nodes
     started = int(os.environ.get("WORLD_SIZE", world_size))
     if started != world_size:
@@ -89,6 +90,7 @@ def main() -> int:
             save_on_train_epoch_end=False,
             enable_version_counter=False,
         ),
+        LoaderReport(),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint)

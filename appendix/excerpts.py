@@ -21,21 +21,18 @@ MARKER = re.compile(r"<!-- (code|diff) (.+?): (.+?) -->\n.*?<!-- end -->", re.DO
 
 
 def current(readme: Path) -> str:
-    """The text of a README with the code of today."""
+    """The text of a README with the code of today. Raises LookupError where a line is gone."""
 
     def replacement(marker: re.Match) -> str:
         kind, paths, places = marker.groups()
         codes = [(readme.parent / path).read_text() for path in paths.split()]
-        try:
-            if kind == "code":
-                first, _, last = places.partition(" ... ")
-                excerpt = lines_between(codes[0], first, last)
-                block = f"```python\n{excerpt}\n```"
-            else:
-                old, new = codes
-                block = f"```diff\n{hunk_with(old, new, places)}\n```"
-        except LookupError as error:
-            sys.exit(f"error: {readme}: {paths}: {error}")
+        if kind == "code":
+            language = "python"
+            excerpt = lines_between(*codes, *places.split(" ... "))
+        else:
+            language = "diff"
+            excerpt = hunk_with(codes[0], codes[1], places)
+        block = f"```{language}\n{excerpt}\n```"
         return f"<!-- {kind} {paths}: {places} -->\n{block}\n<!-- end -->"
 
     return MARKER.sub(replacement, readme.read_text())
@@ -49,7 +46,7 @@ def first_with(text: str, parts: list[str], start: int = 0) -> int:
     raise LookupError(f"no line with {text!r}")
 
 
-def lines_between(code: str, first: str, last: str) -> str:
+def lines_between(code: str, first: str, last: str = "") -> str:
     """From the line with ``first`` to the next one with ``last``, or the first one alone."""
     lines = code.splitlines()
     start = first_with(first, lines)
@@ -59,15 +56,13 @@ def lines_between(code: str, first: str, last: str) -> str:
 
 def hunk_with(old: str, new: str, text: str) -> str:
     """The place where two texts differ that has a line with ``text``."""
-    difference = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), n=1, lineterm=""
-    )
+    both = (old.splitlines(), new.splitlines())
+    difference = difflib.unified_diff(*both, n=1, lineterm="")
     hunks = re.split(r"^@@.*\n", "\n".join(difference), flags=re.MULTILINE)
-    hunk = hunks[first_with(text, hunks, 1)].strip("\n")
-    signs = [line[:1] for line in hunk.splitlines()]
-    dedented = textwrap.dedent("\n".join(line[1:] for line in hunk.splitlines()))
-    lines = zip(signs, dedented.split("\n"), strict=True)
-    return "\n".join(f"{sign}{line}".rstrip() for sign, line in lines)
+    lines = hunks[first_with(text, hunks, 1)].strip("\n").split("\n")
+    dedented = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
+    pairs = zip(lines, dedented, strict=True)
+    return "\n".join(f"{line[:1]}{rest}".rstrip() for line, rest in pairs)
 
 
 if __name__ == "__main__":

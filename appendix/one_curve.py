@@ -2,8 +2,8 @@
 
   uv run python appendix/one_curve.py [settings for all, for example --trainer.max_epochs 5]
 
-The last training is killed half-way, loses its folder, and goes on from the cloud. Leaves the runs
-and one_curve.png in appendix/output/one_curve; about five minutes on two cores.
+The last training is killed half-way and loses its folder; the same command goes on from the cloud.
+Leaves the runs and one_curve.png in appendix/output/one_curve; about five minutes on two cores.
 """
 
 import os
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "appendix" / "output" / "one_curve"
@@ -24,8 +24,10 @@ SETTINGS = [
     "--trainer.max_epochs=2",
     "--trainer.log_every_n_steps=1",
 ]
-UPLOADS = ["--trainer.checkpoint_every_n_steps=50", "--trainer.upload_every_n_steps=50"]
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+UPLOADS = ["--trainer.checkpoint_every_n_steps=50", "--trainer.upload_every_n_steps=50"]
+# Of its own each time: a training goes on with the one of an earlier start.
+NAME = f"--trainer.run_name=curve_{os.getpid()}"
 RAW = "raw PyTorch"
 KILLED = "Lightning, killed and resumed from the cloud"
 WAYS = {
@@ -34,82 +36,57 @@ WAYS = {
     "Lightning, two processes": ["1_multi_gpu", "lightning_train.py", *DDP],
     "Lightning, windows from S3": ["2_cloud_data", "lightning_train.py"],
     "Lightning, S3 through the fast reader": ["3_data_pipeline", "lightning_train.py"],
-    KILLED: ["5_whats_next", "lightning_train.py", *UPLOADS],
+    KILLED: ["5_whats_next", "lightning_train.py", *UPLOADS, NAME],
 }
-# Okabe and Ito's, which colour-blind readers tell apart.
-COLOURS = ["#000000", "#E69F00", "#009E73", "#56B4E9", "#CC79A7", "#D55E00"]
 
 
-def train_and_kill(
-    command: list[str], chapter: Path, folder: Path, last_step: int
-) -> None:
-    """Start a training, kill all its processes after a step, and remove its folder."""
-    with subprocess.Popen(
-        command, cwd=chapter, stdout=subprocess.DEVNULL, start_new_session=True
-    ) as training:
-        rows = 0
-        while training.poll() is None and rows < last_step:
+def losses(folder: Path) -> pd.Series:
+    """The training loss of each step so far of the only run in this folder."""
+    for table in folder.glob("*/metrics.csv"):
+        return pd.read_csv(table, index_col="step")["train_loss"].dropna()
+    return pd.Series()
+
+
+def train(name: str, folder: Path, kill_after: int) -> pd.Series:
+    """The losses of one way. One of them is killed after a step, and begins again without disk."""
+    chapter, *words = WAYS[name]
+    command = [sys.executable, *words, *SETTINGS, *sys.argv[1:]]
+    command.append(f"--trainer.output_dir={folder}")
+    options: dict = {"cwd": ROOT / chapter, "stdout": subprocess.DEVNULL}
+    if name == KILLED:
+        training = subprocess.Popen(command, start_new_session=True, **options)
+        while len(losses(folder)) < kill_after:
+            assert training.poll() is None  # it has not ended before
             time.sleep(0.2)
-            rows = sum(
-                len(path.read_text().split()) for path in folder.glob("*/metrics.csv")
-            )
-        if training.poll() is None:
-            os.killpg(training.pid, signal.SIGKILL)
-    if training.returncode != -signal.SIGKILL:
-        code = training.returncode
-        sys.exit(f"error: the training ended with exit code {code}, before its kill")
-    shutil.rmtree(folder)
-
-
-def draw(losses: dict[str, pd.Series]) -> Figure:
-    """Each curve upon that of raw PyTorch, in grey; below, how far they are from it."""
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    rows = figure.add_gridspec(3, 3, height_ratios=[1, 1, 1.1])
-    below = figure.add_subplot(rows[2, :])
-    reference = losses[RAW]
-    for number, (name, loss) in enumerate(losses.items()):
-        colour = COLOURS[number]
-        panel = figure.add_subplot(rows[number // 3, number % 3])
-        panel.semilogy(reference, color="0.75", linewidth=5)
-        panel.semilogy(loss, color=colour, linewidth=1)
-        panel.set_title(name.replace(", ", ",\n"), fontsize=9, color=colour)
-        panel.set(ylabel="" if number % 3 else "training loss")
-        difference = (loss / reference - 1).abs()
-        below.plot(difference, color=colour, linewidth=6 - number)
-    below.set_yscale("symlog", linthresh=1e-8)
-    below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
-    return figure
+        os.killpg(training.pid, signal.SIGKILL)
+        training.wait()
+        shutil.rmtree(folder)
+    subprocess.run(command, check=True, **options)  # its progress bar stays, on stderr
+    return losses(folder)
 
 
 def main() -> None:
-    """Train in all ways; prints a table and draws the curves."""
+    """Train in all ways; prints a table and draws the curve and the differences below it."""
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    print(
-        "largest relative difference in                50 steps all steps", flush=True
-    )
-    losses: dict[str, pd.Series] = {}
-    for number, (name, (chapter, script, *words)) in enumerate(WAYS.items()):
-        folder = OUTPUT / str(number)
-        command = [sys.executable, script, *SETTINGS, *words, *sys.argv[1:]]
-        command.append(f"--trainer.output_dir={folder}")
-        if name == KILLED:
-            # A name of its own each time: a copy of an earlier start would be resumed at once.
-            command.append(f"--trainer.run_name=one_curve_{time.time_ns()}")
-            train_and_kill(command, ROOT / chapter, folder, len(losses[RAW]) // 2)
-            command.append("--trainer.resume_policy=must")
-        # The runs' progress bars stay: they go to stderr.
-        subprocess.run(
-            command, cwd=ROOT / chapter, stdout=subprocess.DEVNULL, check=True
-        )
-        (table,) = folder.glob("*/metrics.csv")
-        losses[name] = pd.read_csv(table, index_col="step")["train_loss"].dropna()
-        assert losses[name].index.equals(losses[RAW].index)  # no step is missing
-        difference = (losses[name] / losses[RAW] - 1).abs()
-        print(
-            f"{name:<45} {difference.loc[:50].max():8.1e}  {difference.max():8.1e}",
-            flush=True,
-        )
-    draw(losses).savefig(OUTPUT / "one_curve.png", dpi=110)
+    print(f"{'largest relative difference in':45} 50 steps  all steps", flush=True)
+    figure, (curve, below) = plt.subplots(2, sharex=True, figsize=(9, 6))
+    reference = pd.Series()
+    for number, name in enumerate(WAYS):
+        loss = train(name, OUTPUT / str(number), len(reference) // 2)
+        if name == RAW:
+            reference = loss
+            curve.semilogy(loss, color="black")
+        assert loss.index.equals(reference.index)  # no step is missing
+        difference = (loss / reference - 1).abs()
+        # The first ones are broader, so that lines at the same place can be told apart.
+        below.plot(difference, label=name, linewidth=len(WAYS) - number)
+        largest = f"{difference[:50].max():8.1e}   {difference.max():8.1e}"
+        print(f"{name:45} {largest}", flush=True)
+    curve.set_ylabel("training loss")
+    below.set_yscale("symlog", linthresh=1e-8)
+    below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")
+    curve.legend(*below.get_legend_handles_labels(), fontsize=8)
+    figure.savefig(OUTPUT / "one_curve.png", dpi=110, bbox_inches="tight")
     print(f"look at {OUTPUT.relative_to(ROOT)}: one_curve.png")
 
 

@@ -14,6 +14,7 @@ shows it as modified afterwards.
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,38 +40,26 @@ def problems(lock: str, requirements: str, exported: str) -> list[str]:
         found.append("uv.lock is as uv wrote it: run appendix/portable_lock.py")
     if "://" in lock + requirements:
         found.append("uv.lock or requirements.txt has an address")
-    pinned = re.compile(r"^[^\s#]+==[^\s;]*", re.MULTILINE)
-    if different := set(pinned.findall(requirements)) ^ set(pinned.findall(exported)):
-        found.append(
-            f"requirements.txt is not uv.lock's: {', '.join(sorted(different))}"
-        )
-    # After `uv sync`: a file of another content under a known name and version.
-    hashes = re.compile(r"--hash=\S+")
-    if unknown := set(hashes.findall(exported)) - set(hashes.findall(requirements)):
-        found.append(f"the index has files that nobody locked: {sorted(unknown)[0]}")
+    # After `uv sync`: another version, or a file of another content under a known one.
+    files = re.compile(r"^[^\s#]+==[^\s;]*|--hash=\S+", re.MULTILINE)
+    if unknown := set(files.findall(exported)) - set(files.findall(requirements)):
+        found.append(f"not in requirements.txt: {', '.join(sorted(unknown))}")
     return found
-
-
-def run(*command: str) -> str:
-    """What a command prints; its errors are shown as they are."""
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout
 
 
 def main() -> int:
     """Rewrite or check; the exit code is 1 if the check fails."""
+    run = partial(subprocess.check_output, cwd=ROOT, text=True)
+    exported = run(EXPORT)
     if "--check" in sys.argv:
         # The files as git has them staged or committed: ``uv sync`` changes the working copy.
-        lock, requirements = (
-            run("git", "show", f":{n}") for n in ("uv.lock", "requirements.txt")
-        )
-        wrong = problems(lock, requirements, run(*EXPORT))
+        lock = run(["git", "show", ":uv.lock"])
+        requirements = run(["git", "show", ":requirements.txt"])
+        wrong = problems(lock, requirements, exported)
         print("\n".join(wrong) or "uv.lock and requirements.txt are portable")
         return bool(wrong)
-    # The hashes come from the complete lock, so the export goes first.
-    (ROOT / "requirements.txt").write_text(run(*EXPORT))
+    # The hashes come from the complete lock, so they are written first.
+    (ROOT / "requirements.txt").write_text(exported)
     (ROOT / "uv.lock").write_text(portable((ROOT / "uv.lock").read_text()))
     return 0
 

@@ -12,7 +12,6 @@ Where it prints "look at FOLDER", the pictures of that folder which the README s
 results/NAME-PICTURE.png are copied there.
 """
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,18 +28,11 @@ BLOCK = re.compile(r"<!-- record (\w+): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 
 def hardware() -> str:
     """What the figures depend on besides the code."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = (
-        re.findall(r"model name\s*: (.*)", cpuinfo.read_text())
-        if cpuinfo.exists()
-        else []
-    )
-    machine = f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
-    packages = [
-        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "lightning")
-    ]
-    return ", ".join(
-        [machine, platform.system(), f"Python {platform.python_version()}", *packages]
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return (
+        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, "
+        f"{platform.system()}, Python {platform.python_version()}, "
+        f"torch {version('torch')}, lightning {version('lightning')}"
     )
 
 
@@ -52,8 +45,8 @@ def record(folder: Path, name: str, command: str) -> str:
     seconds = time.perf_counter() - start
     if done.returncode:
         sys.exit(f"error: exit code {done.returncode}\n{done.stdout}")
-    if found := re.search(r"look at ([^:\s]+)", done.stdout):
-        for picture in (folder / found[1]).glob("*.png"):
+    for pictures in re.findall(r"look at ([^:\s]+)", done.stdout):
+        for picture in (folder / pictures).glob("*.png"):
             copy = folder / "results" / f"{name}-{picture.name}"
             if f"results/{copy.name}" in (folder / "README.md").read_text():
                 shutil.copy(picture, copy)
@@ -68,18 +61,11 @@ def record(folder: Path, name: str, command: str) -> str:
 def main() -> None:
     """Replace the chosen blocks."""
     folder = ROOT / sys.argv[1]
-    names = sys.argv[2:]
     readme = folder / "README.md"
-    commands = dict(BLOCK.findall(readme.read_text()))
-    for name in names:
-        if name not in commands:
-            sys.exit(f"error: no record {name}; there are: {', '.join(commands)}")
-    (folder / "results").mkdir(exist_ok=True)
-    for name in names or commands:
-        block = record(folder, name, commands[name])
-        pattern = rf"<!-- record {name}: .*?<!-- end -->"
-        text = re.sub(pattern, lambda _: block, readme.read_text(), flags=re.DOTALL)  # noqa: B023
-        readme.write_text(text)
+    blocks = {block[1]: block for block in BLOCK.finditer(readme.read_text())}
+    for name in sys.argv[2:] or blocks:
+        new = record(folder, name, blocks[name][2])
+        readme.write_text(readme.read_text().replace(blocks[name][0], new))
 
 
 if __name__ == "__main__":

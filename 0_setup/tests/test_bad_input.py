@@ -15,7 +15,6 @@ CLOSE = "--data.dataset=OceanDataset --data.dataset.val_period=[2009-04,2010-03]
 NO_DATE = "--data.dataset=OceanDataset --data.dataset.train_period=[June,2008-09]"
 BAD_INPUT = {
     "--model.mask_ration=0.5": "mask_ration",
-    "--model.dept=3": "--model.dept",
     "--model.patch_size=[3,4,4]": "(3, 4, 4) has to divide [4, 8, 8]",
     "--model.num_heads=7": "width 16 is odd, or no multiple of 7 heads",
     "--model.mask_ratio=1.7": "model.mask_ratio: 1.7 hides 14 of 8",

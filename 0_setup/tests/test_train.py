@@ -77,7 +77,7 @@ def test_a_signal_outside_the_steps(monkeypatch, tmp_path, phase, number):
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit, match=str(128 + number)), one_line_errors():
         call(monkeypatch, *new(tmp_path))
-    assert (tmp_path / "run_1").exists() == (phase == "report")
+    assert any(tmp_path.iterdir()) == (phase == "report")
 
 
 @pytest.mark.slow

@@ -1,20 +1,12 @@
-"""A faulty network between a reader and an S3 server on this machine."""
+"""A faulty line between a training and the S3 server of this machine."""
 
-import socket
-import struct
 import threading
-from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 
-@dataclass
-class Fault:
-    """What happens to the next requests: a status such as 503, reset, stall, or cut (a half)."""
-
-    kind: str
-    times: float = 1  # or math.inf
-    path: str = ""  # a part of it, after its method
+from src.data.s3_server import connect
 
 
 # One request, which is passed on with its headers: they are signed.
@@ -23,57 +15,53 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.close_connection = True
-        kind = self.server.fault(f"{self.command} {self.path}")
-        if kind == "stall":
-            self.server.stopped.wait()
-        elif kind == "reset":
-            self.request.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
-        elif kind.isdigit():
-            self.send_error(int(kind))
-        else:
+        request = f"{self.command} {self.path}"
+        fault = next((f for part, f in self.server.faults if part in request), "")
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if fault.isdigit():
+            self.send_error(int(fault))
+        if fault in ("", "half"):
             upstream = HTTPConnection(self.server.upstream)
-            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             upstream.request(self.command, self.path, content, dict(self.headers))
             answer = upstream.getresponse()
             body = answer.read()
             self.send_response_only(answer.status)
             for name, value in {"Content-Length": len(body), **answer.headers}.items():
-                if name != "Transfer-Encoding":
-                    self.send_header(name, value)
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if kind == "cut" else body)
-            upstream.close()
+            self.wfile.write(body[: len(body) // 2] if fault else body)
+        if fault:
+            self.server.seen.set()
+        if fault in ("half", "silence"):
+            self.server.end.wait()
+
+    def log_message(self, *_: object) -> None:
+        pass
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
 
-# Runs in a `with` block; its faults may change meanwhile.
 class FaultyProxy(ThreadingHTTPServer):
-    request_queue_size = 128  # with the default of 5, some of many wait for a second
+    """``faults``: pairs of a part of a request, such as "PUT", and a status, silence or half."""
 
-    def __init__(self, endpoint: str) -> None:
+    daemon_threads = True
+
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.upstream, self.url = (
-            endpoint.split("//")[1],
-            f"http://127.0.0.1:{self.server_port}",
-        )
-        self.faults: list[Fault] = []  # the first that fits is taken
-        self.stopped = threading.Event()
-
-    def __enter__(self) -> "FaultyProxy":
+        self.upstream = connect()["AWS_ENDPOINT_URL"].partition("//")[2]
+        self.faults: list[tuple[str, str]] = []
+        self.seen = threading.Event()  # a fault has happened
+        self.end = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        self.shutdown()
-        self.server_close()
 
-    def fault(self, path: str) -> str:
-        for fault in self.faults:
-            if fault.times > 0 and fault.path in path:
-                fault.times -= 1
-                return fault.kind
-        return ""
+# A line between the trainings of a test and the server.
+@pytest.fixture
+def proxy(monkeypatch):
+    server = FaultyProxy()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("EMBEDDED_S3_ENDPOINT", address)
+    yield server
+    server.end.set()
+    server.shutdown()
+    server.server_close()

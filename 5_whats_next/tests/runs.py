@@ -1,8 +1,8 @@
 """Runs of the train script, in this process, which saves an import of torch, or in another one."""
 
-import contextlib
 import csv
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,14 +14,6 @@ import torch
 from src.run.config import CHAPTER
 
 TINY = f"-c={CHAPTER}/tests/tiny.yaml"
-# In front of a script, for start(): its main() would import Lightning only to launch it twice.
-TWO_RANKS = [
-    "-c",
-    """import runpy, sys
-from src.run.launch import has_rank, launch
-has_rank() or sys.exit(launch(2))
-runpy.run_path(sys.argv.pop(1), run_name="__main__")""",
-]
 
 
 def call(monkeypatch, *arguments: str, script=lightning_train) -> int:
@@ -30,51 +22,57 @@ def call(monkeypatch, *arguments: str, script=lightning_train) -> int:
     return script.main()
 
 
+def new(output: Path) -> list[str]:
+    """The settings of a new run of the tiny model."""
+    return [TINY, f"--trainer.output_dir={output}"]
+
+
 def train(monkeypatch, output: Path, *arguments: str, script=lightning_train) -> Path:
     """The folder of a new run of the tiny model."""
-    output_dir = f"--trainer.output_dir={output}"
-    assert not call(monkeypatch, TINY, output_dir, *arguments, script=script)
+    assert not call(monkeypatch, *new(output), *arguments, script=script)
     return output / "run_1"
 
 
-def start(
-    output: Path, *arguments: str, command=("lightning_train.py",)
-) -> subprocess.Popen:
-    """The script as the leader of a process group of its own."""
-    words = [
-        sys.executable,
-        *command,
-        TINY,
-        f"--trainer.output_dir={output}",
-        *arguments,
-    ]
+def start(*words: str) -> subprocess.Popen:
+    """Python with these words, as the leader of a process group of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(words, cwd=CHAPTER, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=CHAPTER, start_new_session=True, **pipes
+    )
 
 
-def wait_until_gone(group: int) -> None:
-    """Return as soon as no process of a group is left; what was killed may take a moment."""
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.killpg(group, 0)
-            time.sleep(0.1)
+def finish(process: subprocess.Popen, exit_code: int = 0) -> str:
+    """What a process prints until it ends, with this exit code; one that hangs is killed."""
+    try:
+        output, _ = process.communicate(timeout=500)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == exit_code, output
+    return output
 
 
 def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
     """Return as soon as metrics.csv has that many rows."""
     while not (folder / "metrics.csv").exists() or len(rows(folder)) < step:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)  # rather than spin: the training needs the processor
-        assert process.returncode is None, process.communicate()[0]
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)  # rather than spin: the training needs the processor
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    """metrics.csv without the columns that are measurements."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    measured = ("samples_per_second", "train_upload_age_steps")
-    return [{k: v for k, v in row.items() if k not in measured} for row in table]
+    """metrics.csv without the one column that is a measurement."""
+    table = list(csv.DictReader((folder / "metrics.csv").open()))
+    for row in table:
+        row.pop("samples_per_second", None)
+    return table
 
 
 def saved(folder: Path, name: str = "last.ckpt") -> dict:
     return torch.load(folder / "checkpoints" / name, weights_only=True)
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """The same losses, learning rates, validation scores and weights: to the bit."""
+    assert rows(a) == rows(b)
+    key = "model" if "model" in saved(a) else "state_dict"
+    torch.testing.assert_close(saved(a)[key], saved(b)[key], rtol=0, atol=0)

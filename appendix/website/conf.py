@@ -2,25 +2,26 @@
 
 import itertools
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ROOT, DIFFS = HERE.parents[1], HERE.parent / "output" / "diffs"
+ROOT = HERE.parents[1]
+DIFFS = HERE.parent / "output" / "diffs"
+LEFT_OUT = [":!tests", ":!results", ":!*.md"]
 
 project = html_title = "Training at larger scale"
 root_doc = "README"
+templates_path = ["."]
+html_additional_pages = {"index": "index.html"}  # leads to README.html
 include_patterns = [
     "*.md",
-    "[0-9a]*/README.md",
-    "[0-9]*/CLUSTER.md",
-    "appendix/LOG.md",
-    "appendix/BLOG.md",
+    "[0-9]*/README.md",
+    "appendix/*.md",
+    "appendix/guide/*.md",
     "appendix/output/diffs/*.md",
 ]
-exclude_patterns = [".venv"]
 extensions = ["myst_parser", "sphinx_copybutton"]  # copies commands without "$ "
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
@@ -32,16 +33,7 @@ DIFFS.mkdir(parents=True, exist_ok=True)
 chapters = sorted(path.parent.name for path in ROOT.glob("[0-9]_*/README.md"))
 for before, chapter in itertools.pairwise(chapters):
     command = ["git", "diff", "--diff-filter=AM", "-O", str(HERE / "reading_order.txt")]
-    command += [
-        f"HEAD:{before}",
-        f"HEAD:{chapter}",
-        "--",
-        ".",
-        ":!tests",
-        ":!results",
-        ":!*.md",
-        ":!*.ipynb",
-    ]
+    command += [f"HEAD:{before}", f"HEAD:{chapter}", "--", ".", *LEFT_OUT]
     changes = subprocess.check_output(command, cwd=ROOT, text=True)
     text = f"# {chapter}: what is new\n\nThe files are in reading order.\n"
     for file in changes.split("\ndiff --git a/"):
@@ -51,14 +43,12 @@ for before, chapter in itertools.pairwise(chapters):
     (DIFFS / f"{chapter}.md").write_text(text)
 
 
+def add_navigation(_: Any, page: str, source: list[str]) -> None:
+    """Give the first page a navigation, which GitHub does not need."""
+    if page == root_doc:
+        source[0] += (HERE / "navigation.txt").read_text()
+
+
 def setup(app: Any) -> None:
-    """Let the first page have a navigation, which GitHub does not need, and a second name."""
-
-    def add_navigation(_: Any, page: str, source: list[str]) -> None:
-        source[0] += (HERE / "navigation.txt").read_text() if page == root_doc else ""
-
-    def add_index(*_: Any) -> None:
-        shutil.copy(Path(app.outdir, "README.html"), Path(app.outdir, "index.html"))
-
+    """Called by Sphinx."""
     app.connect("source-read", add_navigation)
-    app.connect("build-finished", add_index)

@@ -110,8 +110,6 @@ def parse_config(
     # instantiate_groups=False leaves each section as arguments: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)
     config.resume = options.resume
-    # Not jsonargparse's type, which no checkpoint could be read with.
-    config.seed_everything = int(config.seed_everything)
     return config, resolved
 
 
@@ -132,7 +130,7 @@ def make_parser(
     parser.add_argument("--resume", help="go on with a run: its folder")
     parser.add_argument(
         "--seed_everything",
-        type=NonNegativeInt,
+        type=int,
         default=0,
         help="of weights, order, masks",
     )

@@ -43,7 +43,7 @@ def launch(num_processes: int) -> int:
             if failure.exitcode > 0:
                 return failure.exitcode
             # It could not say anything itself.
-            print(f"rank {rank} was ended by signal {-failure.exitcode}", flush=True)
+            print(f"rank {rank} was ended by signal {-failure.exitcode}")
             return 128 - failure.exitcode
     return 0
 

@@ -5,8 +5,10 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader
 
+from src.data.build import build_ocean
+from src.data.fields import NoStoreError
 from src.data.loaders import Loaders
-from src.run.distributed import RankLoaders
+from src.data.store import OCEAN
 
 
 class FieldDataModule(L.LightningDataModule):
@@ -17,6 +19,9 @@ class FieldDataModule(L.LightningDataModule):
         settings: those of Loaders.
     """
 
+    # Our loaders share the samples out. For a data module without this line Lightning does it.
+    use_distributed_sampler = False
+
     def __init__(self, seed: int = 0, **settings: Any) -> None:
         super().__init__()
         self.seed = seed
@@ -24,28 +29,32 @@ class FieldDataModule(L.LightningDataModule):
         self.settings = settings
 
     def prepare_data(self) -> None:
-        """Download what is missing, on one process of each machine.
+        """Build the store of the default run if it is missing, on one rank of each machine.
 
-        A dataset downloads where it is opened: this opens the data, and drops them. Sets nothing,
-        because the other processes would not see it.
+        Sets nothing: the other ranks, which wait, would not see it.
         """
-        Loaders(**self.settings)
+        try:
+            Loaders(seed=self.seed, rank=0, world_size=1, **self.settings)
+        except NoStoreError as error:
+            if OCEAN not in str(error):
+                raise
+            build_ocean()
 
     def setup(self, stage: str) -> None:
         """Open the data, on every rank."""
-        rank = self.trainer.global_rank
-        self.loaders = RankLoaders(
-            rank, self.trainer.world_size, seed=self.seed, **self.settings
+        trainer: Any = self.trainer
+        self.loaders = Loaders(
+            seed=self.seed,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            **self.settings,
         )
-        self.train_set = self.loaders.train_set
-        self.val_set = self.loaders.val_set
-        # Both are the same for any number of devices.
-        self.batch_size = self.loaders.batch_size
-        self.steps_per_epoch = self.loaders.steps_per_epoch
+        self.batch_size = self.loaders.batch_size  # of all ranks together
 
     def train_dataloader(self) -> DataLoader:
         """This rank's training samples; Lightning asks for them once."""
-        return self.loaders.train_loader(lambda: self.trainer.global_step)
+        trainer: Any = self.trainer
+        return self.loaders.train_loader(lambda: trainer.global_step)
 
     def val_dataloader(self) -> DataLoader:
         """This rank's validation samples."""

@@ -1,19 +1,17 @@
-"""An S3 server on this machine: the first process that needs it starts it, the last one ends it."""
+"""An S3 server on this machine: the first process that needs it starts it, the last one ends it.
 
-# SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
-# the file `users`, which the operating system takes back however the process ends, also after
-# SIGKILL. A keeper, this file as a program, asks for the exclusive lock: it gets it when the last
-# user has gone, and stops the server. A server that dies before is started again, at the same
-# address; if the keeper is killed, the server goes too. Another machine does not reach it.
-#
-# Only the S3 port asks for the keys. The server's other ports, on 127.0.0.1 as well, answer every
-# user of this machine, who can read, change and delete all objects (curl FILER/buckets/embedded/,
-# weed shell). SeaweedFS's JWT keys would close HTTP, but not gRPC: `weed backup` copies the objects
-# all the same. So keep nothing secret here on a machine that you share.
+SeaweedFS, one binary, listens on 127.0.0.1 alone. Each user of the server holds a shared lock on
+the file `users`, which the operating system takes back however the process ends, also after
+SIGKILL. This file as a program is the keeper: it asks for the exclusive lock, gets it when the last
+user has gone, and stops the server. Only the S3 port asks for keys: keep nothing secret here on a
+machine that you share.
+"""
 
-import errno
 import fcntl
+import functools
+import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -22,21 +20,17 @@ import sys
 import sysconfig
 import time
 import urllib.request
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
-from dotenv import dotenv_values
 from filelock import FileLock
 
 BUCKET = "embedded"
-# Of this machine alone: nodes of a cluster may share the folder of the chapter. The name of a Mac
-# changes with the network.
-MACHINE = "mac" if sys.platform == "darwin" else socket.gethostname()
-OUTPUT = Path(__file__).resolve().parents[2] / "output" / "s3" / MACHINE
+# Of this machine alone: nodes of a cluster may share the folder of the chapter.
+OUTPUT = Path(__file__).resolve().parents[2] / "output" / "s3" / socket.gethostname()
 FOLDER = Path(os.environ.get("S3_FOLDER") or OUTPUT)
+SERVER_FILE = FOLDER / "server.json"
 SERVICES = ("s3", "filer", "master", "volume", "admin")
-PORTS = [f"{service}.port{kind}" for service in SERVICES for kind in ("", ".grpc")]
 OPTIONS = [
     "-ip=127.0.0.1",
     "-ip.bind=127.0.0.1",
@@ -48,153 +42,132 @@ OPTIONS = [
     "-s3.port.lance=0",
 ]
 START_SECONDS = 60  # it takes a second or two
-ENV_FILE = FOLDER / "server.env"
-CREDENTIALS = FOLDER / "credentials"  # the same keys as an AWS profile, for TensorStore
-# The file that this process holds the lock on, once it has connected.
-_users_lock: list[int] = []
 
 
+@functools.cache
 def connect() -> dict[str, str]:
     """Start the server unless it runs, and keep it until this process ends.
 
-    Returns AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, as S3 clients read them.
-    Raises OSError if it does not start, or does not answer in START_SECONDS.
+    Returns:
+        Its address and keys, by the environment variables from which S3 clients read them.
+
+    Raises:
+        OSError: it does not answer in START_SECONDS.
     """
     # A cluster's proxy does not know this machine's 127.0.0.1. All clients read this variable.
     others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if "127.0.0.1" not in others:
         os.environ["no_proxy"] = f"127.0.0.1,{others}"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with FileLock(FOLDER / "lock"):
-        # Of ranks that come at the same time, one starts it.
-        if not _users_lock:
-            _users_lock.append(os.open(FOLDER / "users", os.O_CREAT | os.O_RDWR))
-            # Waits while the last one is stopped.
-            fcntl.flock(_users_lock[0], fcntl.LOCK_SH)
-        keeper = None
-        deadline = time.monotonic() + START_SECONDS
-        # Without a file there is no address, and nothing answers.
-        while not answers(f"{dotenv_values(ENV_FILE).get('AWS_ENDPOINT_URL')}/healthz"):
-            has_ended = keeper and keeper.poll() is not None
-            if has_ended or time.monotonic() > deadline:
-                raise OSError(
-                    f"the S3 server does not start; see {FOLDER / 'server.log'}"
-                )
-            if keeper is None:
-                print("S3        a server starts on this machine", file=sys.stderr)
-                with (FOLDER / "server.log").open("wb") as log:
-                    # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
-                    command = [sys.executable, __file__]
-                    keeper = subprocess.Popen(
-                        command, stdout=log, stderr=log, start_new_session=True
-                    )
-            time.sleep(0.05)
-    return {name: value for name, value in dotenv_values(ENV_FILE).items() if value}
+    with FileLock(
+        FOLDER / "lock"
+    ):  # of ranks that come at the same time, one starts it
+        # Waits while the last server is stopped. Held until this process ends.
+        fcntl.flock(open_file("users"), fcntl.LOCK_SH)
+        return running_server() or start_server()
 
 
-def answers(url: str) -> bool:
-    """Whether this address answers with status 200."""
+def open_file(name: str) -> int:
+    """A file to lock, which stays open until this process ends."""
+    return os.open(FOLDER / name, os.O_CREAT | os.O_RDWR)
+
+
+def running_server() -> dict[str, str]:
+    """Address and keys of a server that answers; empty if there is none."""
     try:
-        return bool(urllib.request.urlopen(url, timeout=5).status == 200)
-    except (OSError, ValueError):
-        return False
+        server = json.loads(SERVER_FILE.read_text())
+        urllib.request.urlopen(f"{server['AWS_ENDPOINT_URL']}/healthz", timeout=5)
+    except (OSError, ValueError):  # ValueError: the file is being written
+        return {}
+    return server
+
+
+def start_server() -> dict[str, str]:
+    """Start the keeper of a server, and wait for the server. Raises as connect does."""
+    print("S3        a server starts on this machine", file=sys.stderr)
+    with (FOLDER / "server.log").open("wb") as log:
+        # A new session, because Ctrl-C, which saves a checkpoint, must not reach it.
+        keeper = subprocess.Popen(
+            [sys.executable, __file__],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while keeper.poll() is None and time.monotonic() < deadline:
+        if server := running_server():
+            return server
+        time.sleep(0.05)
+    raise OSError(f"the S3 server does not start; see {FOLDER / 'server.log'}")
 
 
 def free_ports() -> dict[str, int]:
-    """A port that nobody listens on, for each of PORTS."""
-    free: set[int] = set()
-    while len(free) < len(PORTS):
-        # Below 32768: Linux gives higher ones to any process that asks, perhaps before the server
-        # listens, or while it starts again.
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as candidate:
-            try:
-                candidate.bind(("127.0.0.1", port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                free.add(port)
-    return dict(zip(PORTS, free, strict=True))
+    """A port that nobody listens on, for each service; it takes the one 10,000 above, too."""
+    while True:
+        # Linux gives those from 32768 on to any process that asks, perhaps before the server.
+        numbers = random.sample(range(10_000, 22_768), len(SERVICES))
+        if not any(is_taken(n) or is_taken(n + 10_000) for n in numbers):
+            return dict(zip(SERVICES, numbers, strict=True))
 
 
-@contextmanager
-def running_weed(
-    ports: dict[str, int], keys: dict[str, str], keeper_lock: int
-) -> Generator[subprocess.Popen]:
-    """The server's process, with one user who has these keys; it takes a second or two."""
-    (FOLDER / "data").mkdir(exist_ok=True)
-    weed_file = f"{sysconfig.get_path('scripts')}/weed"
-    command = [
-        weed_file,
-        "-logtostderr=true",
-        "mini",
-        *OPTIONS,
-        f"-dir={FOLDER / 'data'}",
-    ]
-    command += [f"-{name}={port}" for name, port in ports.items()]
-    # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
-    environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **keys}
-    weed = subprocess.Popen(command, stdout=sys.stderr, env=environment)
-    # This shell reads a pipe that closes if the keeper is killed, and then kills the server. It has
-    # the keeper's lock as well, so that no other server begins before.
-    guard = subprocess.Popen(
-        ["sh", "-c", "read _; kill -9 $0", str(weed.pid)],
-        stdin=subprocess.PIPE,
-        pass_fds=[keeper_lock],
-    )
-    try:
-        yield weed
-    finally:
-        guard.kill()
-        weed.kill()  # what it has acknowledged is on disk
-        weed.wait()
-
-
-def took_over(users: int) -> bool:
-    """Take the file's lock for this process alone; False while a user shares it."""
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def is_taken(port: int) -> bool:
+    """Whether somebody listens on this port."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def keep() -> None:
-    """Run the server until nobody holds a lock any more, and again if it dies before."""
-    os.umask(0o077)  # the two files hold the keys
+    """Run the server until it has no user, and again, at the same address, if it dies before."""
+    os.umask(0o077)  # two files hold the keys
     # SLURM sends SIGTERM to all processes of a job, whose last uploads still need the server. So
     # this one ignores it, and starts the server again, which dies of it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Where the server was too busy to answer in time, a second keeper is started. It waits here.
-    keeper_lock = os.open(FOLDER / "keeper", os.O_CREAT | os.O_RDWR)
-    fcntl.flock(keeper_lock, fcntl.LOCK_EX)
+    # A server that is too busy to answer in time gets a second keeper, which waits here.
+    fcntl.flock(open_file("keeper"), fcntl.LOCK_EX)
 
     ports = free_ports()
-    s3_url = f"http://127.0.0.1:{ports['s3.port']}"
-    bucket_url = f"http://127.0.0.1:{ports['filer.port']}/buckets/{BUCKET}/"
-    keys = {
-        name: secrets.token_hex(20)
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    key = secrets.token_hex(20)
+    secret = secrets.token_hex(20)
+    # The same as a profile of AWS, for TensorStore.
+    credentials = FOLDER / "credentials"
+    profile = f"aws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
+    credentials.write_text(f"[default]\n{profile}")
+    server = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3']}",
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_SHARED_CREDENTIALS_FILE": str(credentials),
     }
-    profile = "".join(f"{name.lower()} = {value}\n" for name, value in keys.items())
-    lines = {"AWS_ENDPOINT_URL": s3_url, **keys}.items()
-    users = os.open(FOLDER / "users", os.O_RDWR)
+    weed = f"{sysconfig.get_path('scripts')}/weed"
+    command = [weed, "-logtostderr=true", "mini", *OPTIONS, f"-dir={FOLDER / 'data'}"]
+    command += [f"-{service}.port={port}" for service, port in ports.items()]
+    # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
+    environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **server}
+    bucket_url = f"http://127.0.0.1:{ports['filer']}/buckets/{BUCKET}/"
+    (FOLDER / "data").mkdir(exist_ok=True)
+    SERVER_FILE.unlink(missing_ok=True)  # of a keeper that was killed
+
+    users = open_file("users")
+    while has_users(users):
+        process = subprocess.Popen(command, env=environment)
+        while process.poll() is None and has_users(users):
+            if not SERVER_FILE.exists():
+                with suppress(OSError):  # it takes a moment to make the bucket
+                    urllib.request.urlopen(bucket_url, timeout=5)
+                    SERVER_FILE.write_text(json.dumps(server))
+            time.sleep(0.1)
+        process.kill()  # what it has acknowledged is on disk
+        process.wait()
+    SERVER_FILE.unlink(missing_ok=True)
+
+
+def has_users(lock: int) -> bool:
+    """Whether a process shares the lock; if none does, this one takes it for itself."""
     try:
-        while not took_over(users):
-            with running_weed(ports, keys, keeper_lock) as weed:
-                while not (answers(f"{s3_url}/healthz") and answers(bucket_url)):
-                    if weed.poll() is not None:
-                        sys.exit("weed has ended")
-                    time.sleep(0.05)
-                CREDENTIALS.write_text(f"[default]\n{profile}")
-                ENV_FILE.write_text(
-                    "".join(f"{name}={value}\n" for name, value in lines)
-                )
-                while weed.poll() is None and not took_over(users):
-                    time.sleep(0.2)
-    finally:
-        ENV_FILE.unlink(missing_ok=True)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,7 @@
+"""What happens around a Lightning training: a file for each callback, usable with any module."""
+
+from src.callbacks.loader_report import LoaderReport
+from src.callbacks.report import Report
+from src.callbacks.stop_and_save import StopAndSave
+
+__all__ = ["LoaderReport", "Report", "StopAndSave"]

@@ -19,10 +19,6 @@ class LookAhead(Sampler[list[int]]):
     def __init__(self, batches: Iterable[list[int]], dataset: Any) -> None:
         self.batches = batches
         self.dataset = dataset
-        # check_samples looks for it: 1 if the other sampler knows of no ranks.
-        self.world_size = getattr(batches, "world_size", 1)
-        # So does Lightning, to shuffle a DistributedSampler in each epoch.
-        self.sampler = getattr(batches, "sampler", None)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches, while the dataset loads those that follow."""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from einops import rearrange
-from jsonargparse.typing import OpenUnitInterval, PositiveInt
 from torch import Tensor, nn
 
 from src.model.masking import random_mask
@@ -32,7 +31,7 @@ class Output(NamedTuple):
     """
 
     squared_error: Tensor  # () summed over the hidden, valid elements of the batch
-    valid_count: Tensor  # () number of these elements, or the sum of their weights
+    valid_count: Tensor  # () how many elements that sum runs over
     prediction: Tensor  # (B, V, T, H, W) in the units of x, for every element
     hidden: Tensor  # (B, V, T, H, W) True where the model did not see x
 
@@ -54,23 +53,23 @@ class MaskedAutoencoder(nn.Module):
     def __init__(
         self,
         sample_shape: Sequence[int],
-        patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 4, 4),
-        mask_ratio: OpenUnitInterval = 0.75,
-        embed_dim: PositiveInt = 64,
-        depth: PositiveInt = 2,
-        num_heads: PositiveInt = 4,
-        decoder_embed_dim: PositiveInt = 64,
-        decoder_depth: PositiveInt = 2,
-        decoder_num_heads: PositiveInt = 4,
+        patch_size: tuple[int, int, int] = (3, 4, 4),
+        mask_ratio: float = 0.75,
+        embed_dim: int = 64,
+        depth: int = 2,
+        num_heads: int = 4,
+        decoder_embed_dim: int = 64,
+        decoder_depth: int = 2,
+        decoder_num_heads: int = 4,
         seed: int = 0,
     ) -> None:
         super().__init__()
         num_variables, *window = sample_shape
         grid = []  # patches along time, latitude, longitude
         for size, patch in zip(window, patch_size, strict=True):
-            if size % patch:
+            if patch < 1 or size % patch:
                 raise UserError(
-                    f"model.patch_size: {patch_size} does not divide {tuple(window)}"
+                    f"model.patch_size: {patch_size} has to divide {window}"
                 )
             grid.append(size // patch)
         num_tokens = math.prod(grid)
@@ -79,21 +78,12 @@ class MaskedAutoencoder(nn.Module):
             raise UserError(
                 f"model.mask_ratio: {mask_ratio} hides {num_hidden} of {num_tokens}"
             )
-        for dim, heads in (
-            (embed_dim, num_heads),
-            (decoder_embed_dim, decoder_num_heads),
-        ):
-            if dim % heads or dim % 2 or dim < 6:
-                raise UserError(
-                    f"model: width {dim} is odd, < 6 or no multiple of {heads} heads"
-                )
 
         # The lengths of the letters in PATCHES and FIELDS.
         sizes = (num_variables, *grid, *patch_size)
         self.axes = dict(
             zip(("v", "t", "h", "w", "pt", "ph", "pw"), sizes, strict=True)
         )
-        self.random_mask = random_mask  # another way to draw can be put here
         self.mask_ratio = mask_ratio
         self.seed = seed
         patch_dim = num_variables * math.prod(patch_size)
@@ -107,37 +97,45 @@ class MaskedAutoencoder(nn.Module):
             decoder_num_heads,
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        index: Tensor,
-        epoch: int | None = None,
-        weights: Tensor | None = None,
-    ) -> Output:
+    def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
         """Reconstruct ``x`` (B, V, T, H, W), NaN where there is no value; ``index`` (B,).
 
         The samples' numbers and the epoch decide what is hidden. Without an epoch it is the same in
-        every epoch, for validation. ``weights`` of the squared errors have a shape that expands to
-        that of ``x``.
+        every epoch, for validation.
         """
-        patches = rearrange(x, PATCHES, **self.axes)  # (B, N, P)
-        valid = ~patches.isnan()
-        values = patches.where(valid, 0.0)
-        mask = self.random_mask(valid.any(-1), index, self.seed, epoch, self.mask_ratio)
+        values, valid = self.to_patches(x)  # (B, N, P)
+        mask = random_mask(valid.any(-1), index, self.seed, epoch, self.mask_ratio)
 
         tokens = self.encoder(values, valid, mask)  # (B, K, D), of the visible patches
         prediction = self.decoder(tokens, mask)  # (B, N, P), all patches
 
         hidden = mask.hidden[..., None].expand_as(valid)
         scored = hidden & valid
-        error = torch.where(scored, prediction - values, 0.0).float().square()
-        if weights is not None:
-            weights = rearrange(weights.expand_as(x), PATCHES, **self.axes)
-            error = error * weights
-            scored = scored * weights
+        error = torch.where(scored, prediction - values, 0.0)
         return Output(
-            squared_error=error.sum(),
+            squared_error=error.float().square().sum(),
             valid_count=scored.sum(),
             prediction=rearrange(prediction, FIELDS, **self.axes),
             hidden=rearrange(hidden, FIELDS, **self.axes),
         )
+
+    def to_patches(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The values of all patches, 0 in place of NaN, and which of them are real: (B, N, P)."""
+        patches = rearrange(x, PATCHES, **self.axes)
+        valid = ~patches.isnan()
+        return patches.where(valid, 0.0), valid
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Features (B, N, D) of the patches of ``x`` (B, V, T, H, W), in their order.
+
+        The encoder sees all of them. A patch without a value has NaN.
+        """
+        values, valid = self.to_patches(x)
+        has_value = valid.any(-1)
+        # With nothing hidden, neither the seed nor the sample matters.
+        index = torch.arange(len(x), device=x.device)
+        mask = random_mask(has_value, index, self.seed, None, mask_ratio=0.0)
+        tokens = self.encoder(values, valid, mask)
+        # The mask has shuffled the patches.
+        features = torch.take_along_dim(tokens, mask.ids_restore[..., None], dim=1)
+        return features.where(has_value[..., None], torch.nan)

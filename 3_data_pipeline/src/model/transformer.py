@@ -10,12 +10,18 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from src.run.errors import UserError
+
 
 class Attention(nn.Module):
     """Multi-head self-attention over tokens (B, N, D)."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
+        if dim % num_heads or dim % 2:
+            raise UserError(
+                f"model: width {dim} is odd, or no multiple of {num_heads} heads"
+            )
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -63,8 +69,7 @@ def sincos_positions(grid: Sequence[int], dim: int) -> Tensor:
     for place, width in zip(places.T, widths, strict=True):
         frequency = 10000.0 ** -(torch.arange(width // 2) / (width // 2))
         angle = place[:, None] * frequency
-        parts.append(angle.sin())
-        parts.append(angle.cos())
+        parts += [angle.sin(), angle.cos()]
     return torch.cat(parts, dim=1)
 
 

@@ -3,20 +3,21 @@
 import math
 from typing import Any
 
-import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from src.run.errors import UserError
 
 
 def make_optimizer(
-    model: torch.nn.Module,
+    model: nn.Module,
     total_steps: int,
-    lr: PositiveFloat = 4e-3,
-    betas: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0.9, 0.95),
-    weight_decay: NonNegativeFloat = 0.05,
-    warmup_fraction: ClosedUnitInterval = 0.05,
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    lr: float = 4e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.05,
+    warmup_fraction: float = 0.05,
+) -> tuple[Optimizer, LRScheduler]:
     """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
 
     Args:
@@ -26,6 +27,9 @@ def make_optimizer(
         betas: decay rates of AdamW's running averages.
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises.
+
+    Raises:
+        UserError: a value is out of its range.
     """
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -34,7 +38,10 @@ def make_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas)
+    try:
+        optimizer = AdamW(groups, lr=lr, betas=betas)
+    except ValueError as error:  # a negative learning rate, for example
+        raise UserError(f"optimizer: {error}") from error
     warmup_steps = round(warmup_fraction * total_steps)
 
     def lr_factor(step: int) -> float:
@@ -45,17 +52,9 @@ def make_optimizer(
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * progress))
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
+    return optimizer, LambdaLR(optimizer, lr_factor)
 
 
-def clip_gradients(
-    model: torch.nn.Module, largest_norm: float | None, step: int
-) -> None:
-    """Scale the gradients down to ``largest_norm``; None leaves them as they are.
-
-    Raises:
-        UserError: the norm is not finite. One step with it makes all weights NaN.
-    """
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest_norm or math.inf)
-    if not torch.isfinite(norm):
-        raise UserError(f"step {step}: gradient {norm}; lower optimizer.lr?")
+def clip_gradients(model: nn.Module, largest_norm: float | None) -> Tensor:
+    """Scale the gradients down to ``largest_norm``, or not for None; returns their norm before."""
+    return nn.utils.clip_grad_norm_(model.parameters(), largest_norm or math.inf)

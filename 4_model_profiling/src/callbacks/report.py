@@ -48,19 +48,25 @@ class Report(Callback):
         self.rows = checkpoint["rows"]
         self.run_id = checkpoint["run_id"]
 
+    # Not in on_train_start, which Lightning leaves out if nothing is left to train.
     @rank_zero_only
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Say what the run uses: a run on the wrong hardware gives no error."""
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Begin, or go on with, the run's files."""
         folder = Path(trainer.default_root_dir)
-        strategy = type(trainer.strategy).__name__
-        steps = trainer.max_epochs * trainer.num_training_batches
-        print(f"devices   {trainer.world_size}, {strategy} on {module.device}")
-        print(f"training  steps {trainer.global_step} to {steps}")
         print(f"output    {os.path.relpath(folder)}", flush=True)
         self.tracker = Tracker(
             folder, self.wandb, self.settings, self.rows, self.run_id
         )
         self.run_id = self.tracker.run.id
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Say what the run uses: a run on the wrong hardware gives no error."""
+        steps = trainer.max_epochs * trainer.num_training_batches
+        print(
+            f"devices   {trainer.world_size}, {type(trainer.strategy).__name__} on {module.device}"
+        )
+        print(f"training  steps {trainer.global_step} to {steps}", flush=True)
         # Lightning skips this call where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer)
 
@@ -99,15 +105,15 @@ class Report(Callback):
         """Score the best checkpoint beside the baselines. The other ranks have ended."""
         if isinstance(module, AutoencoderModule):
             folder = Path(trainer.default_root_dir)
-            module.load_state_dict(read_checkpoint(self.tracker.best)["state_dict"])
+            best = folder / "checkpoints" / "best.ckpt"
+            module.load_state_dict(read_checkpoint(best)["state_dict"])
             # Lightning has moved it to the CPU.
             model = module.model.to(trainer.strategy.root_device)
             loaders = module.loaders
             scores = report(model, loaders, folder, trainer.global_step)
             plot_reconstructions(model, loaders.val_set, folder)
             plot_curves(folder, loaders.val_set, scores)
-            shown_folder = os.path.relpath(folder)
-            print(f"look at {shown_folder}: reconstructions.png, curves.png")
+            print(f"look at {os.path.relpath(folder)}: reconstructions.png, curves.png")
 
 
 def logged(trainer: L.Trainer, is_train: bool) -> dict[str, float]:

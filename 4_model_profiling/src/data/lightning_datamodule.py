@@ -5,7 +5,10 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader
 
+from src.data.build import build_ocean
+from src.data.fields import NoStoreError
 from src.data.loaders import Loaders
+from src.data.store import OCEAN
 
 
 class FieldDataModule(L.LightningDataModule):
@@ -24,6 +27,18 @@ class FieldDataModule(L.LightningDataModule):
         self.seed = seed
         # On a line of its own: jsonargparse follows it to Loaders.
         self.settings = settings
+
+    def prepare_data(self) -> None:
+        """Build the store of the default run if it is missing, on one rank of each machine.
+
+        Sets nothing: the other ranks, which wait, would not see it.
+        """
+        try:
+            Loaders(seed=self.seed, rank=0, world_size=1, **self.settings)
+        except NoStoreError as error:
+            if OCEAN not in str(error):
+                raise
+            build_ocean()
 
     def setup(self, stage: str) -> None:
         """Open the data, on every rank."""

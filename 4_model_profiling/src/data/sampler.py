@@ -58,6 +58,7 @@ class ResumableBatches(Sampler[list[int]]):
             with another number samples come twice or never, without an error.
         rank: number of this process.
         world_size: how many processes train together; at most batch_size.
+        order: another permutation than a random one, with the arguments of epoch_order.
     """
 
     num_samples: int
@@ -66,11 +67,12 @@ class ResumableBatches(Sampler[list[int]]):
     step: Callable[[], int]
     rank: int = 0
     world_size: int = 1
+    order: Callable[[int, int, int], list[int]] = epoch_order
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the numbers of this rank's samples of each batch."""
         epoch, first_batch = divmod(self.step(), len(self))
-        order = epoch_order(self.num_samples, self.seed, epoch)
+        order = self.order(self.num_samples, self.seed, epoch)
         for number in range(first_batch, len(self)):
             batch = order[number * self.batch_size : (number + 1) * self.batch_size]
             yield batch[self.rank :: self.world_size]

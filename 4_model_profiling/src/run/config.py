@@ -32,8 +32,10 @@ FIXED_ON_RESUME = (
     "data.dataset",
     "data.batch_size",
 )
-# Endings of keys among them that change only how fast a step is.
-FREE_ON_RESUME = ("model.compile",)
+# Endings of such keys that may change: how samples are read, and not which.
+FREE_ON_RESUME = (".url", ".patience", ".dask", ".anonymous", ".statistics_store")
+FREE_ON_RESUME += (".batches_ahead", ".concurrency", ".cache_mb")
+FREE_ON_RESUME += ("model.compile",)
 
 
 @dataclass
@@ -112,8 +114,6 @@ def parse_config(
     # instantiate_groups=False leaves each section as arguments: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)
     config.resume = options.resume
-    # Not jsonargparse's type, which no checkpoint could be read with.
-    config.seed_everything = int(config.seed_everything)
     return config, resolved
 
 
@@ -134,7 +134,7 @@ def make_parser(
     parser.add_argument("--resume", help="go on with a run: its folder")
     parser.add_argument(
         "--seed_everything",
-        type=NonNegativeInt,
+        type=int,
         default=0,
         help="of weights, order, masks",
     )

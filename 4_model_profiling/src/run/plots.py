@@ -21,19 +21,19 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     middle = x.shape[2] // 2
 
     # (4, H, W) each.
-    truth = x[:, 0, middle].numpy()
-    prediction = output.prediction[:, 0, middle].numpy()
+    std = dataset.std[0]
+    mean = dataset.mean[0]
+    truth = x[:, 0, middle].numpy() * std + mean
+    prediction = output.prediction[:, 0, middle].numpy() * std + mean
     # Land is neither hidden nor predicted.
     is_hidden = output.hidden[:, 0, middle].numpy() & ~np.isnan(truth)
     # Visible patches are pasted back: nobody asked the model to predict them.
     restored = np.where(is_hidden, prediction, truth)
-    std = dataset.std[0]
-    mean = dataset.mean[0]
     panels = {
-        "truth": truth * std + mean,
-        "visible to the model": np.where(is_hidden, np.nan, truth) * std + mean,
-        "reconstruction": restored * std + mean,
-        "error": (restored - truth) * std,
+        "truth": truth,
+        "visible to the model": np.where(is_hidden, np.nan, truth),
+        "reconstruction": restored,
+        "error": restored - truth,
     }
 
     figure = Figure(figsize=(14, 7), layout="constrained")
@@ -41,8 +41,8 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     axes = figure.subplots(4, 4)
     for column, (title, fields) in enumerate(panels.items()):
         axes[0, column].set_title(title)
-        lowest = np.nanmin(panels["truth"])
-        highest = np.nanmax(panels["truth"])
+        lowest = np.nanmin(truth)
+        highest = np.nanmax(truth)
         colours = "viridis"
         if title == "error":
             highest = np.nanmax(np.abs(fields))
@@ -52,25 +52,14 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
             dates, lat, lon = dataset.coordinates(sample)
             axes[row, 0].set_ylabel(f"{dates[middle]!s:.10}")
             axis = axes[row, column]
-            axis.set_aspect("equal")
             # Grey where there is no value, white where it is hidden.
             axis.set_facecolor("0.7")
             white = np.where(is_hidden[row], 0, np.nan)
             axis.pcolormesh(lon, lat, white, cmap="gray_r")
-            mesh = axis.pcolormesh(
-                lon,
-                lat,
-                fields[row],
-                cmap=colours,
-                vmin=lowest,
-                vmax=highest,
-            )
-        figure.colorbar(
-            mesh,
-            ax=axes[:, column],
-            location="bottom",
-            label=f"{dataset.variables[0]} ({dataset.units[0]})",
-        )
+            scale = {"cmap": colours, "vmin": lowest, "vmax": highest}
+            mesh = axis.pcolormesh(lon, lat, fields[row], **scale)
+        label = f"{dataset.variables[0]} ({dataset.units[0]})"
+        figure.colorbar(mesh, ax=axes[:, column], location="bottom", label=label)
     figure.savefig(folder / "reconstructions.png")
 
 
@@ -80,23 +69,29 @@ def plot_curves(folder: Path, dataset: FieldDataset, scores: dict[str, Scores]) 
     rows = pd.read_csv(folder / "metrics.csv", index_col="step")
     figure = Figure(figsize=(13, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    # A row of metrics has either the training's or the validation's.
-    losses = rows.filter(like="_loss").interpolate()
-    losses.plot(ax=left, logy=True, ylabel="mean squared error (normalised)")
+    # A row has the metrics of a step or of a validation; a short run may have no step's.
+    for name in rows.filter(like="_loss"):
+        left.semilogy(rows[name].dropna(), ".-", label=name)
+    left.set(xlabel="step", ylabel="mean squared error (normalised)")
+    left.legend()
     rows[rmse].dropna().plot(
         ax=right,
         style="o-",
         label="masked autoencoder",
         ylabel=f"validation RMSE ({dataset.units[0]})",
-        ylim=(0, None),
+        ylim=0,
     )
     # Of the baselines; the first one is the model itself.
     for number, name in enumerate(list(scores)[1:], start=1):
+        error = scores[name][rmse]
         right.axhline(
-            scores[name][rmse],
+            error,
             linestyle="--",
             color=f"C{number}",
             label=name,
         )
-    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    right.legend(
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
     figure.savefig(folder / "curves.png")

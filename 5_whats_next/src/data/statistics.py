@@ -1,100 +1,116 @@
-"""Statistics of fields that do not fit into memory, with dask; kept in the store, with the data."""
+"""Mean and standard deviation of each variable in the training period, for fields of any size.
 
+They are one JSON file a period, in the store or in a folder of your own: the sums of the part of
+the period that is done. A command that was stopped goes on with the next part.
+"""
+
+import itertools
+import json
+from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import xarray as xr
+from tqdm import tqdm
 
-from src.data.checked_store import CheckedStore, NoStoreError
-from src.data.store import AXES, load_together, open_lazily
-from src.data.windows import Period
+from src.data.fields import MissingChunks, NoStoreError, open_fields
+from src.data.store import CheckedStore, open_store, read_file, write_file
+from src.data.windows import Period, find_period
 from src.run.errors import UserError
 
-# Whole. check_chunks reads it chunk by chunk, as it may not fit into memory.
-CLIMATOLOGY = [("climatology", None)]
+# How many values are read for a part of the period: 4 bytes each, and 8 while they are added up.
+VALUES_AT_A_TIME = 2**26
 
 
-def statistics_url(url: str, train_period: Period) -> str:
-    """Where they are; by training period, so none is used that has seen validation months."""
-    return f"{url}/statistics/{train_period[0]}_{train_period[1]}"
+def file_name(url: str, period: Period) -> str:
+    """By training period, so none is used that has seen validation months."""
+    return f"statistics_{Path(url).name}_{period[0]}_{period[1]}.json"
 
 
-def array_of(field: xr.DataArray) -> str:
-    """The array of the store that a field is from: that of several levels (store.select)."""
-    return str(field.encoding.get("array", field.name))
+def read_sums(store: CheckedStore, file: str) -> dict[str, Any]:
+    """How many steps are done, and for each variable count, sum and sum of squares."""
+    content = read_file(store, file)
+    return json.loads(content) if content else {"steps": 0, "sums": {}}
 
 
-def lazy_statistics(field: xr.DataArray, steps: slice) -> xr.Dataset:
-    """The statistics of one variable, of which nothing is computed yet.
+def load_statistics(
+    store: CheckedStore,
+    url: str,
+    variables: list[str],
+    period: Period,
+    steps: slice,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (V,) of these variables of the store at ``url``.
 
-    mean, std (), climatology (12, H, W) of the training steps; has_values (T,): any at this step?
+    Raises:
+        NoStoreError: there are none, or none that are finished.
+        UserError: a variable has always the same value, or an infinite one.
     """
-    values = field.astype("float32")
-    train = values.isel(time=steps)
-    # As in memory: see statistics() in pytorch_dataset.py.
-    wide = train.astype("float64")
-    monthly = train.groupby("time.month").mean()
-    monthly = monthly.reindex(month=range(1, 13))
-    lazy = {
-        "mean": wide.mean(AXES).astype("float32"),
-        "std": wide.std(AXES).astype("float32"),
-        "climatology": monthly.transpose("month", "lat", "lon"),
-        "has_values": values.notnull().any(("lat", "lon")),
-    }
-    # Without coordinates: they are those of the fields.
-    statistics = xr.Dataset(lazy)
-    return statistics.drop_vars(statistics.coords)
-
-
-def open_statistics(store: CheckedStore, fields: xr.Dataset, source: str) -> xr.Dataset:
-    """The statistics of a variable. The climatology stays in the store, because it may be large.
-
-    Raises NoStoreError if there are none, none that are finished, or those of another grid than
-    that of ``fields``; UserError if they are of another store than ``source``.
-    """
-    try:
-        # Consolidated metadata are written last: without them, the statistics are not finished.
-        statistics = open_lazily(store, consolidated=True)
-    except NoStoreError as error:
-        text = "no statistics of this period; build_store.py statistics makes them"
-        raise NoStoreError(f"{store.url}: {text}") from error
-    # Statistics outside of their store name it. Before its address may stand filecache::
-    source = source.rpartition("::")[2]
-    owner = statistics.attrs.get("url", source)
-    if owner != source:
-        raise UserError(f"{store.url}: statistics of {owner}, and not of {source}")
-    # The store may have grown, or may have been written again.
-    if statistics.attrs.get("grid") != grid_of(fields):
-        text = "statistics of another grid; build_store.py statistics makes new ones"
-        raise NoStoreError(f"{store.url}: {text}")
-    load_together(store, statistics, ["mean", "std", "has_values"])
-    return statistics
-
-
-def grid_of(fields: xr.Dataset) -> dict[str, list[str]]:
-    """Length, first and last value of each axis: statistics of another grid do not fit."""
-    grid = {}
-    for axis in AXES:
-        values = fields[axis].values
-        grid[axis] = [str(len(values)), str(values[0]), str(values[-1])]
-    return grid
-
-
-def check_dates(time: Any, period: slice) -> None:
-    """Refuse dates that do not rise, and one that is missing in a period. Raises UserError.
-
-    A window counts steps: without one day's file it would take 13 days for 12.
-    """
-    if not (time.is_monotonic_increasing and time.is_unique):
-        raise UserError("the dates have to rise: use sortby('time')")
-    if len(time) < 3:
-        return
-    seconds = (time[1:] - time[:-1]).total_seconds()
-    is_gap = seconds > 1.5 * np.median(seconds)  # months differ by three days
-    gaps = np.flatnonzero(is_gap[period.start : period.stop - 1])
-    if len(gaps):
-        before = period.start + gaps[0]
-        raise UserError(
-            f"no data between {time[before]} and {time[before + 1]}; "
-            "put NaN where a date has none"
+    found = read_sums(store, file_name(url, period))
+    sums = found["sums"]
+    is_finished = found["steps"] == steps.stop - steps.start
+    if not is_finished or not set(variables) <= set(sums):
+        raise NoStoreError(
+            f"{url}: no statistics of {variables} in {period}, or none that are finished: "
+            "run build_store.py statistics"
         )
+    count, total, squares = np.array([sums[name] for name in variables]).T
+    mean = total / count
+    std = (squares / count - mean**2) ** 0.5
+    # An infinite value makes both NaN, and then all samples: everything would count as land.
+    if not (np.isfinite(std) & (std > 0)).all():
+        raise UserError(f"{url}: the standard deviations of {variables} are {std}")
+    return mean.astype(np.float32), std.astype(np.float32)
+
+
+def add_statistics(
+    url: str,
+    train_period: Period,
+    variables: list[str] | None = None,
+    levels: list[float] | None = None,
+    to: str | None = None,
+    anonymous: bool = False,
+    missing_chunks: MissingChunks = "error",
+) -> None:
+    """The statistics of a training period; a command that was stopped goes on.
+
+    Args:
+        url: the store.
+        train_period: first and last date of the training, both inclusive.
+        variables: which of its variables; null takes all.
+        levels: which values of the axis level; each makes a variable.
+        to: a folder for them where the store cannot be written to, with none of another store.
+        anonymous: read public data, without credentials.
+        missing_chunks: whether a chunk that is not there was lost (error), or is land.
+    """
+    source = open_store(url, anonymous=anonymous, has_land=missing_chunks == "land")
+    fields, stored = open_fields(source, variables, levels, chunks={})
+    steps = find_period(fields.indexes["time"], train_period)
+    target = open_store(to or url, read_only=False)
+    file = file_name(url, train_period)
+    found = read_sums(target, file)
+    if set(found["sums"]) != set(fields):
+        found = {"steps": 0, "sums": dict.fromkeys(fields, (0.0, 0.0, 0.0))}
+
+    # Whole chunks, so that none is read twice.
+    chunk = max(field.chunk["time"] for field in stored)
+    values_in_step = len(fields) * fields.sizes["lat"] * fields.sizes["lon"]
+    size = chunk * max(1, VALUES_AT_A_TIME // (chunk * values_in_step))
+    first_edge = (steps.start // size + 1) * size
+    edges = [steps.start, *range(first_edge, steps.stop, size), steps.stop]
+    for start, stop in tqdm(list(itertools.pairwise(edges)), file, disable=None):
+        if start < steps.start + found["steps"]:
+            continue
+        for name, sums in sums_of(fields.isel(time=slice(start, stop))).items():
+            found["sums"][name] = np.add(found["sums"][name], sums).tolist()
+        found["steps"] += int(stop - start)
+        write_file(target, file, json.dumps(found, indent=1).encode())
+
+
+def sums_of(fields: xr.Dataset) -> dict[str, tuple[float, ...]]:
+    """Count, sum and sum of squares of the valid values of each variable."""
+    # float64: a float32 sum of temperatures near 300 K loses the digits that matter.
+    values = fields.astype("float32").astype("float64")
+    sums = dask.compute(values.count(), values.sum(), (values**2).sum())
+    return {str(name): tuple(float(part[name]) for part in sums) for name in fields}

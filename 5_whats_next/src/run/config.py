@@ -5,27 +5,25 @@ signatures and docstrings. Chapter 1's LightningCLI does the same.
 """
 
 import argparse
-import os
-import re
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import (
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+)
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from src.data.loaders import Loaders
-from src.model.pytorch_model import MaskedAutoencoder
+from src.run.checkpoint import read_checkpoint
 from src.run.errors import UserError
 from src.run.optim import make_optimizer
 from src.run.tracking import WandbMode
 
 CHAPTER = Path(__file__).resolve().parents[2]
-DEFAULT_FILE = CHAPTER / "config" / "config.yaml"
 # What a resumed run has to keep: the checkpoint's weights and position fit nothing else.
 FIXED_ON_RESUME = (
     "seed_everything",
@@ -34,6 +32,10 @@ FIXED_ON_RESUME = (
     "data.dataset",
     "data.batch_size",
 )
+# Endings of such keys that may change: how samples are read, and not which.
+FREE_ON_RESUME = (".url", ".patience", ".dask", ".anonymous", ".statistics_store")
+FREE_ON_RESUME += (".batches_ahead", ".concurrency", ".cache_mb")
+FREE_ON_RESUME += ("model.compile",)
 
 
 @dataclass
@@ -47,8 +49,6 @@ class TrainerSettings:
         deterministic: repeatable kernels, where PyTorch has them; a little slower on a GPU.
         gradient_clip_val: largest allowed norm of the gradient; null allows any.
         log_every_n_steps: steps between two rows of training metrics.
-        picture_every_n_epochs: epochs between two pictures, which also come at the end; 0 means
-            none.
         checkpoint_every_n_steps: save inside an epoch too; 0 means at its end only.
         output_dir: folder for the runs; a relative one lies in the chapter's folder.
         wandb: where metrics go; null follows the variable WANDB_MODE, and else stays offline.
@@ -60,7 +60,6 @@ class TrainerSettings:
     deterministic: bool = True
     gradient_clip_val: PositiveFloat | None = 1.0
     log_every_n_steps: PositiveInt = 10
-    picture_every_n_epochs: NonNegativeInt = 1
     checkpoint_every_n_steps: NonNegativeInt = 0
     output_dir: str = "output"
     wandb: WandbMode | None = None
@@ -72,53 +71,54 @@ class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 def parse_config(
     description: str,
+    classes: tuple[type, ...],
     arguments: list[str] | None = None,
-    model: type = MaskedAutoencoder,
-    data: type = Loaders,
-    settings: type = TrainerSettings,
+    checkpoint: Path | None = None,
 ) -> tuple[Namespace, str]:
     """The configuration, and the same as YAML.
 
-    Defaults come from the signatures, then from one file: that of a run to resume, one that -c
-    names, or config/config.yaml. The command line has the last word.
+    Defaults come from the signatures; then from the settings that --resume's checkpoint holds, or
+    else from config/config.yaml, unless -c names another file. Of the options on the command line,
+    -c included, a later one wins over an earlier one.
+
+    Args:
+        description: what --help says first.
+        classes: whose arguments are the keys of the sections model, data and trainer.
+        arguments: the command line; None takes that of the program.
+        checkpoint: to go on from, in place of --resume's.
 
     Raises:
-        UserError: a key or a value is wrong.
+        UserError: a key or a value is wrong, or one that a resumed run has to keep has changed.
     """
+    parser = make_parser(description, *classes)
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = make_parser(description, model, data, settings)
-    # These two decide which file it is, so they are read before everything else.
-    early = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False
-    )
-    early.add_argument("--resume")
-    early.add_argument("-c", "--config", action="append", default=[])
+    # Which file comes first has to be known before the other options are read.
+    early = argparse.ArgumentParser(add_help=False)
+    early.add_argument("--resume", type=Path)
+    early.add_argument("-c", "--config")
+    options, _ = early.parse_known_args(arguments)
+    if options.resume:
+        checkpoint = options.resume / "checkpoints" / "last.ckpt"
+    if checkpoint:
+        saved = read_checkpoint(checkpoint).get("settings")
+        if not saved:  # one of LightningCLI, for example
+            raise UserError(f"{checkpoint} is no checkpoint of a train script")
+        arguments = [f"-c={saved}", *arguments]  # YAML, as well as the name of a file
+    elif not options.config:
+        arguments = [f"-c={CHAPTER}/config/config.yaml", *arguments]
     try:
-        options, others = early.parse_known_args(arguments)
-        files = options.config
-        if not files and not options.resume:
-            files = [str(DEFAULT_FILE)]
-        # Files first, wherever they stood: a later option wins over an earlier one.
-        arguments = [*(f"-c={file}" for file in files), *others]
-        if options.resume:
-            config = parse_resumed(parser, options.resume, arguments)
-        else:
-            config = parser.parse_args(arguments)
+        config = parser.parse_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from error
+    config.resume = None  # it is no setting of the run
+    resolved = parser.dump(config, skip_unset=False)
+    if checkpoint:
+        check_unchanged(parser.parse_string(saved), config)
 
-    # Without --resume: these settings also begin a new run.
-    config.pop("resume")
-    # Nor max_steps: it is where this command stops, and the next one goes past it.
-    unlimited = config.clone()
-    unlimited["trainer.max_steps"] = -1
-    resolved = parser.dump(unlimited, skip_unset=False)
-    config.resume = options.resume
     # Turns data.dataset's class_path and init_args into a function of the split.
     # instantiate_groups=False leaves each section as arguments: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)
-    for key, value in list(config.items()):
-        config[key] = plain(value)
+    config.resume = options.resume
     return config, resolved
 
 
@@ -128,25 +128,26 @@ def make_parser(
     """A section for each class or function, with an option for each of its arguments."""
     # Without allow_abbrev=False, --model.dept 3 could be taken for another key, or for none.
     parser = ArgumentParser(
-        description=description, exit_on_error=False, allow_abbrev=False
+        description=description,
+        formatter_class=HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
     )
-    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "-c", "--config", action="config", help="YAML file, by default config.yaml"
     )
-    parser.add_argument(
-        "--resume", type=str | None, help="go on with a run: its folder"
-    )
+    parser.add_argument("--resume", help="go on with a run: its folder")
     parser.add_argument(
         "--seed_everything",
-        type=NonNegativeInt,
+        type=int,
         default=0,
         help="of weights, order, masks",
     )
+    # What is skipped here, the train script passes on: it is no setting, or one for several.
     parser.add_class_arguments(
         model, "model", skip={"sample_shape", "optimizer", "seed"}
     )
-    parser.add_class_arguments(data, "data", skip={"seed"})
+    parser.add_class_arguments(data, "data", skip={"seed", "rank", "world_size"})
     parser.add_function_arguments(
         make_optimizer, "optimizer", skip={"model", "total_steps"}
     )
@@ -154,69 +155,33 @@ def make_parser(
     return parser
 
 
-def parse_resumed(
-    parser: ArgumentParser, folder: str, arguments: list[str]
-) -> Namespace:
-    """A run's own settings, with those that are given now and may change."""
-    file = f"-c={folder}/config.yaml"
-    saved = parser.parse_args([file])
-    config = parser.parse_args([file, *arguments])
-    for key in FIXED_ON_RESUME:
-        if config.get(key) != saved.get(key):
-            raise UserError(f"--resume: {key} differs from that of {folder}")
-    return config
-
-
-def plain(value: Any) -> Any:
-    """The value with Python's own types in place of jsonargparse's, such as PositiveInt.
-
-    Settings end up in checkpoints, and no type but Python's own can be read from there.
-    """
-    if isinstance(value, (list, tuple)):
-        return type(value)(plain(item) for item in value)
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    for kind in (bool, int, float, str):
-        # bool comes first, because a bool is an int as well.
-        if isinstance(value, kind):
-            return kind(value)
-    return value
-
-
-def unusable_card() -> str:
-    """Why PyTorch cannot use this machine's NVIDIA card, as the end of a sentence.
-
-    Empty if it can, or if there is none.
-    """
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if torch.cuda.is_available() or is_hidden or not shutil.which("nvidia-smi"):
-        return ""
-    # A driver in trouble may never answer.
-    smi = subprocess.run(
-        ["timeout", "10", "nvidia-smi"], capture_output=True, text=True
-    )
-    # Newer drivers print "CUDA UMD Version".
-    driver = re.search(r"CUDA (?:UMD )?Version: (\d\S*)", smi.stdout)
-    if not driver:
-        has_card = Path("/dev/nvidia0").exists()
-        return "; the NVIDIA driver does not answer nvidia-smi" if has_card else ""
-    needed = torch.version.cuda or "no GPU"
-    return f"; the NVIDIA driver is for CUDA {driver[1]}, this PyTorch for {needed}"
+def check_unchanged(saved: Namespace, given: Namespace) -> None:
+    """Raise UserError if a setting that a resumed run has to keep differs from the saved one."""
+    for key in {*saved.keys(), *given.keys()}:  # such as optimizer.lr
+        is_fixed = key.startswith(FIXED_ON_RESUME) and not key.endswith(FREE_ON_RESUME)
+        if is_fixed and saved.get(key) != given.get(key):
+            raise UserError(
+                f"{key}: {given.get(key)}; the run to resume has {saved.get(key)}"
+            )
 
 
 def choose_device(accelerator: str) -> torch.device:
-    """The device for auto, cuda, mps or cpu. Raises UserError if this machine does not have it."""
-    available = [
-        name for name in ("cuda", "mps") if getattr(torch, name).is_available()
-    ]
-    available.append("cpu")
-    problem = unusable_card() if accelerator in ("auto", "cuda") else ""
-    if accelerator not in ("auto", *available):
-        raise UserError(
-            f"trainer.accelerator: {accelerator}; this machine has {available}{problem}"
-        )
-    if problem:
-        print(f"the GPU is not used{problem}")
+    """The device for auto, cuda, mps or cpu. Raises UserError if PyTorch cannot use it."""
     if accelerator == "auto":
-        accelerator = "cuda" if "cuda" in available else "cpu"
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if not getattr(torch, accelerator).is_available():
+        raise UserError(
+            f"trainer.accelerator: PyTorch {torch.__version__} finds no {accelerator}; "
+            "is the driver new enough? appendix/guide/install.md"
+        )
+    if accelerator == "cuda":
+        # A kernel for 8.0 runs on all cards from 8.0 to 8.9, and on no others.
+        major, minor = torch.cuda.get_device_capability()
+        usable = {f"sm_{major}{number}" for number in range(minor + 1)}
+        built = torch.cuda.get_arch_list()  # AMD's have other names
+        if built[0].startswith("sm_") and usable.isdisjoint(built):
+            raise UserError(
+                f"PyTorch {torch.__version__} has no kernels for this card (sm_{major}{minor}), "
+                f"only for {built}; which one has: appendix/guide/install.md"
+            )
     return torch.device(accelerator)

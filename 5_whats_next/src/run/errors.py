@@ -1,42 +1,43 @@
-"""How a program ends early: with one line for what a user can mend."""
+"""How a program ends early: with one line for what a user can mend, else with a traceback."""
 
-import multiprocessing
-import re
-import signal
+import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from src.run.signals import exit_at_signals
+from src.run.stop import exit_at_signals
 
 
 class UserError(Exception):
     """Something is wrong with the input; shown as one line, without a traceback."""
 
 
+# What a user's mistake raises. OSError: a file that is missing, a disk that is full.
+USER_ERRORS = (UserError, OSError)
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the program with one line on stderr and exit code 1 for an error that a user can mend.
+    """End the program with exit code 1 after an error.
 
-    Any other error is a traceback. Ctrl-C and SIGTERM end the program with 130 or 143.
+    A user's mistake is one line on stderr, any other error a traceback. Ctrl-C and SIGTERM end the
+    program with 130 or 143.
     """
     exit_at_signals()
     try:
         yield
-    except (UserError, OSError, RuntimeError) as error:
-        # OSError: a file that is missing, a disk that is full.
-        # RuntimeError: a loader's worker was killed, such as for the memory that it took.
-        is_worker = str(error).startswith("DataLoader worker (pid")
-        if isinstance(error, RuntimeError) and not is_worker:
-            raise
-        # From a loader's worker comes a traceback; its last line is the error's.
-        message = re.sub(r"(?s)^Caught .*\n[\w.]+: ", "", str(error).strip())
-        one_line = " ".join(message.split())
-        sys.exit(f"error: {one_line}")
-    finally:
-        # After an error the loader is still in use, so nobody has told its workers to end. At exit
-        # Python would send them SIGTERM, which they ignore (worker_init_fn), and wait for ever. So
-        # kill them. SIG_DFL first: PyTorch's handler would turn a killed worker into a traceback.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for worker in multiprocessing.active_children():
-            worker.kill()
+    except Exception as error:
+        if isinstance(error, USER_ERRORS):
+            message = str(error)
+            # A loader's worker sends its whole traceback, which ends with the error.
+            if message.startswith("Caught"):
+                message = message.splitlines()[-1]
+            print("error:", " ".join(message.split()), file=sys.stderr)
+        else:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once, because Python would wait for the loader's workers, which ignore its SIGTERM
+        # (loaders.py). They notice within seconds that this process has gone.
+        os._exit(1)

@@ -3,169 +3,168 @@
 B batch, V variables, T times, H latitudes, W longitudes.
 """
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pykdtree.kdtree import KDTree
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from src.data.loaders import Loaders
 from src.data.pytorch_dataset import FieldDataset
+from src.model.pytorch_model import Output
 from src.run.errors import UserError
 
+# So that the report ends within minutes, however large the data are.
+MOST_SAMPLES = 1000
+Scores = dict[str, float]
 
-def evaluate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
+
+def evaluate(model: nn.Module, loader: DataLoader) -> Scores:
     """The model's validation loss, and its RMSE of each variable in the variable's units."""
+    return to_scores(model_errors(model, loader), loader.dataset)
+
+
+def model_errors(model: nn.Module, loader: DataLoader) -> Tensor:
+    """The sums of ``squared_errors`` over all samples: (2, V)."""
     dataset: Any = loader.dataset
-    return to_scores(error_sums(model, loader), dataset)
-
-
-@torch.no_grad()
-def error_sums(model: nn.Module, loader: DataLoader) -> Tensor:
-    """The sums of ``squared_error`` over all samples: (2, V)."""
-    device = next(model.parameters()).device
-    sums = torch.zeros(2, 1)  # the first batch makes it (2, V)
-    model.eval()
+    sums = torch.zeros(2, len(dataset.variables), dtype=torch.float64)
     for x, index in loader:
-        x = x.to(device)
-        # Without an epoch, the masks depend on the sample alone: all epochs and runs compare.
-        index = index.to(device)
-        output = model(x, index)
-        weights = latitude_weights(loader.dataset, index)
-        sums = sums + squared_error(output.prediction, x, output.hidden, weights).cpu()
-    model.train()
+        output = reconstruct(model, x, index)
+        area = dataset.cell_area(index)
+        sums += squared_errors(output.prediction, x, output.hidden, area)
     return sums
 
 
-def squared_error(guess: Tensor, x: Tensor, hidden: Tensor, weights: Tensor) -> Tensor:
-    """Weighted squared errors at hidden, valid elements, and their weights: sums (2, V)."""
-    scored = hidden & ~torch.isnan(x)
-    error = torch.where(scored, guess - x, 0.0)
-    if error.device.type == "mps":  # Apple GPUs have no float64
-        error, scored, weights = error.cpu(), scored.cpu(), weights.cpu()
-    axes = (0, 2, 3, 4)
-    error = error.double().square() * weights
-    return torch.stack([error.sum(axes), (scored * weights.double()).sum(axes)])
+@torch.no_grad()
+def reconstruct(model: nn.Module, x: Tensor, index: Tensor) -> Output:
+    """The model's output for a batch of validation samples, on the CPU."""
+    device = next(model.parameters()).device
+    model.eval()
+    # Without an epoch, the masks depend on the sample alone: all epochs and runs compare.
+    output = model(x.to(device), index.to(device))
+    model.train()
+    return Output(*(tensor.cpu() for tensor in output))
 
 
-def latitude_weights(dataset: Any, index: Tensor) -> Tensor:
-    """The cosine of each latitude of these samples (B, 1, 1, H, 1), or 1 for all.
+def squared_errors(guess: Tensor, x: Tensor, hidden: Tensor, area: Tensor) -> Tensor:
+    """Squared errors at hidden, valid elements, and their weights: sums of each variable (2, V).
 
-    On a grid of degrees, the area of a cell shrinks with the cosine towards the poles. Without
-    weights, the many small cells there would decide the score. WeatherBench 2 takes the area of
-    each cell (https://arxiv.org/abs/2308.15560), which differs from it at the poles alone.
+    The weights are the ``area`` of a cell (B, H): on a grid of degrees, the many small cells near
+    the poles would otherwise decide the score. The others are (B, V, T, H, W). All are on the CPU:
+    Apple's GPUs have no float64.
     """
-    grid = getattr(dataset, "grid", None)
-    # Images have no latitudes.
-    if grid is None or not grid.has_degrees:
-        return torch.ones((), device=index.device)
-    cosine = np.cos(np.deg2rad(grid.lat))
-    # In a narrow band the weights differ too little to matter, and a score is easier to compare
-    # without them.
-    if cosine.min() > 0.9 * cosine.max():
-        return torch.ones((), device=index.device)
-
-    # Samples are numbered along time, latitude, longitude. Computed where `index` lies: a GPU is
-    # not asked for its numbers.
-    _, latitudes, longitudes = grid.starts
-    number = index // len(longitudes) % len(latitudes)
-    rows = torch.arange(grid.window[1], device=index.device)
-    rows = rows + number[:, None] * latitudes.step
-    weights = torch.as_tensor(cosine, dtype=torch.float32)
-    # On Apple's GPUs the copy has to wait: its source may be gone before.
-    is_cuda = index.device.type == "cuda"
-    weights = weights.to(index.device, non_blocking=is_cuda)
-    return weights[rows][:, None, None, :, None]
+    scored = hidden & ~x.isnan()
+    weight = scored * area[:, None, None, :, None].double()
+    error = torch.where(scored, guess - x, 0.0).double().square()
+    axes = (0, 2, 3, 4)
+    return torch.stack([(error * weight).sum(axes), weight.sum(axes)])
 
 
-def to_scores(sums: Tensor, dataset: FieldDataset) -> dict[str, float]:
+def to_scores(sums: Tensor, dataset: Any) -> Scores:
     """Validation loss (normalised), and each variable's RMSE in its units.
 
     Raises:
-        UserError: one of them is no number.
+        UserError: the loss is no number.
     """
     # The sums are divided at the end: batches differ in how much land they have, and the mean of
     # their means is not the mean of all values.
-    error, count = sums
-    loss = error.sum() / count.sum()
-    rmse = (error / count).sqrt() * torch.as_tensor(dataset.std)
-    # A NaN is never below the best loss: the run would go on, and keep an old best checkpoint.
-    if not torch.isfinite(rmse).all():
-        raise UserError(f"validation RMSE {rmse.tolist()} of {list(dataset.variables)}")
-
+    error, weight = sums
     # float32, because the logging of chapter 1 keeps no more digits.
-    scores = {"val_loss": loss.float().item()}
+    loss = (error.sum() / weight.sum()).float().item()
+    # A NaN is never below the best loss: the run would go on, and keep an old best checkpoint.
+    if not math.isfinite(loss):
+        raise UserError(f"the validation loss is {loss}")
+    scores = {"val_loss": loss}
+    rmse = (error / weight).sqrt() * torch.as_tensor(dataset.std)
     for variable, value in zip(dataset.variables, rmse.float().tolist(), strict=True):
         scores[f"rmse_{variable}"] = value
     return scores
 
 
-@torch.no_grad()
-def evaluate_baselines(
-    model: nn.Module, loader: DataLoader
-) -> dict[str, dict[str, float]]:
+def as_text(scores: Scores) -> str:
+    """The scores on one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+
+
+def evaluate_baselines(model: nn.Module, loader: DataLoader) -> dict[str, Scores]:
     """The scores of guesses without training, at the values that are hidden from the model."""
     dataset: Any = loader.dataset
-    # From (x, index, hidden) to a guess for every element of x, all (B, V, T, H, W).
-    guesses: dict[str, Any] = {
-        "inverse distance": inverse_distance,
-        "visible mean": visible_mean,
-    }
-    if hasattr(dataset, "climatology"):  # a dataset without a calendar has none
-
-        def climatology(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
-            guess = torch.stack([dataset.climatology(i) for i in index.tolist()])
-            # 0 is the training mean, for a place that never has a value.
-            return guess.nan_to_num()
-
-        def interpolated_anomalies(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
-            # What is left without the season is smoother than the field itself.
-            season = climatology(x, index, hidden)
-            return season + inverse_distance(x - season, index, hidden)
-
-        guesses["climatology"] = climatology
-        guesses["interpolated anomalies"] = interpolated_anomalies
-
-    device = next(model.parameters()).device
-    sums = dict.fromkeys(guesses, torch.zeros(2, 1))
-    model.eval()
+    sums: dict[str, Any] = {}
     for x, index in loader:
-        hidden = model(x.to(device), index.to(device)).hidden.cpu()
-        weights = latitude_weights(dataset, index)
+        hidden = reconstruct(model, x, index).hidden
+        guesses = {"inverse distance": inverse_distance(x, hidden)}
+        if hasattr(dataset, "climatology"):  # a dataset without a calendar has none
+            season = torch.stack([dataset.climatology(i) for i in index.tolist()])
+            # 0 is the training mean, for a place that never has a value.
+            season = season.nan_to_num()
+            guesses["climatology"] = season
+            # What is left without the season is smoother than the field itself.
+            anomalies = inverse_distance(x - season, hidden)
+            guesses["interpolated anomalies"] = season + anomalies
+        area = dataset.cell_area(index)
         for name, guess in guesses.items():
-            error = squared_error(guess(x, index, hidden), x, hidden, weights)
-            sums[name] = sums[name] + error
-    model.train()
-    return {name: to_scores(sums[name], dataset) for name in guesses}
+            sums[name] = sums.get(name, 0) + squared_errors(guess, x, hidden, area)
+    return {name: to_scores(sums[name], dataset) for name in sums}
 
 
-def visible_mean(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
-    """The mean of the sample's visible values; 0, the training mean, where nothing is visible."""
-    mean = x.where(~hidden, torch.nan).nanmean((2, 3, 4), keepdim=True)
-    return mean.nan_to_num().expand_as(x)
+def inverse_distance(x: Tensor, hidden: Tensor) -> Tensor:
+    """Interpolate the 12 nearest visible points with weights 1 / distance**2 (Shepard 1968).
 
-
-def inverse_distance(x: Tensor, index: Tensor, hidden: Tensor) -> Tensor:
-    """Interpolate the 12 nearest visible points with weights 1 / distance**2 (Shepard 1968)."""
-    # Imported here: the first step need not wait for it.
-    from pykdtree.kdtree import KDTree
-
+    Where fewer are visible, the guess is 0, the training mean.
+    """
     # A month counts as four grid points: it changes the ocean more than a step of the grid does.
     scale = np.array([4.0, 1.0, 1.0])
+    visible = ~hidden & ~x.isnan()
+    asked = hidden & ~x.isnan()
     guess = torch.zeros_like(x)
-    valid = ~torch.isnan(x)
-    for sample, variable in np.ndindex(x.shape[:2]):
-        field = x[sample, variable].numpy()
-        scored = (valid & hidden)[sample, variable].numpy()
-        visible = (valid & ~hidden)[sample, variable].numpy()
-        if not scored.any() or not visible.any():
+    for field in np.ndindex(*x.shape[:2]):  # sample, variable
+        if visible[field].sum() < 12 or not asked[field].any():
             continue
-        tree = KDTree(np.argwhere(visible) * scale)
-        count = min(12, visible.sum())
-        distance, nearest = tree.query(np.argwhere(scored) * scale, count)
-        # For a single visible point, the results have one axis less.
-        weight = distance.reshape(-1, count) ** -2
-        neighbours = field[visible][nearest].reshape(-1, count)
-        total = (weight * neighbours).sum(axis=1)
-        guess.numpy()[sample, variable][scored] = total / weight.sum(axis=1)
+        tree = KDTree(visible[field].nonzero().numpy() * scale)
+        points = asked[field].nonzero().numpy() * scale
+        distance, nearest = tree.query(points, 12)
+        weight = torch.from_numpy(distance**-2)
+        neighbours = x[field][visible[field]][nearest.astype(int)]
+        weighted_sum = (weight * neighbours).sum(1)
+        guess[field][asked[field]] = (weighted_sum / weight.sum(1)).float()
     return guess
+
+
+def report(
+    model: nn.Module, loaders: Loaders, folder: Path, step: int
+) -> dict[str, Scores]:
+    """Score the model beside the baselines: print the scores, and write them to summary.json.
+
+    The model has the weights of the best checkpoint. The validation has chosen it, so its score
+    there is a little too good; a test period is scored here alone.
+
+    Returns:
+        The validation's scores.
+    """
+    scores = score(model, loaders, loaders.val_set, "validation")
+    summary = {"step": step, "validation": scores}
+    if loaders.test_set:
+        summary["test"] = score(model, loaders, loaders.test_set, "test")
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2))
+    return scores
+
+
+def score(
+    model: nn.Module, loaders: Loaders, dataset: FieldDataset, name: str
+) -> dict[str, Scores]:
+    """Print and return the scores of the model and of the baselines on a dataset."""
+    number = min(len(dataset), MOST_SAMPLES)
+    samples = np.linspace(0, len(dataset) - 1, number, dtype=int).tolist()
+    loader = loaders.in_order(dataset, samples)
+    scores = {"masked autoencoder": evaluate(model, loader)}
+    scores |= evaluate_baselines(model, loader)
+    for variable, unit in zip(dataset.variables, dataset.units, strict=True):
+        print(f"{name} RMSE of {variable} ({unit}), hidden values of {number} windows")
+        for guess, metrics in scores.items():
+            print(f"  {guess:<24}{metrics[f'rmse_{variable}']:8.3f}")
+    return scores

@@ -3,29 +3,25 @@
 import math
 from typing import Any, Literal
 
-import torch
-from jsonargparse.typing import (
-    ClosedUnitInterval,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-)
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-Schedule = Literal["cosine", "constant", "step", "restarts"]
+from src.run.errors import UserError
 
 
 def make_optimizer(
-    model: torch.nn.Module,
+    model: nn.Module,
     total_steps: int,
-    lr: PositiveFloat = 4e-3,
-    betas: tuple[ClosedUnitInterval, ClosedUnitInterval] = (0.9, 0.95),
-    weight_decay: NonNegativeFloat = 0.05,
-    warmup_fraction: ClosedUnitInterval = 0.05,
-    fused: bool | None = None,
-    schedule: Schedule = "cosine",
-    periods: PositiveInt = 3,
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a linear warmup and then a schedule, stepped after every optimiser step.
+    lr: float = 4e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    weight_decay: float = 0.05,
+    warmup_fraction: float = 0.05,
+    fused: bool = False,
+    schedule: Literal["cosine", "restarts", "one-cycle"] = "cosine",
+    periods: int = 2,
+) -> tuple[Optimizer, LRScheduler]:
+    """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
 
     Args:
         model: the parameters to optimise.
@@ -34,9 +30,13 @@ def make_optimizer(
         betas: decay rates of AdamW's running averages.
         weight_decay: pull of the weight matrices towards zero.
         warmup_fraction: share of the training in which the learning rate rises.
-        fused: update all weights in one pass, which rounds otherwise; null leaves it to PyTorch.
-        schedule: cosine falls to zero once, restarts in each period; step divides by 10 after each.
-        periods: equal parts of the training after the warmup, for restarts and step.
+        fused: AdamW updates a weight in one pass over memory, instead of in a dozen operators.
+        schedule: after the warmup, cosine falls to zero once, and restarts in each period;
+            one-cycle rises for three tenths of the training, and then falls.
+        periods: equal parts of the training after the warmup, for restarts.
+
+    Raises:
+        UserError: a value is out of its range.
     """
     # Biases, norms and the mask token are not decayed: pulling them to zero regularises nothing.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -45,26 +45,33 @@ def make_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
+    try:
+        # None, because False would also choose the slowest of AdamW's three versions.
+        optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
+    except ValueError as error:  # a negative learning rate, for example
+        raise UserError(f"optimizer: {error}") from error
+    if schedule == "one-cycle":  # with a warmup of its own
+        return optimizer, lr_scheduler.OneCycleLR(optimizer, lr, total_steps)
     warmup_steps = round(warmup_fraction * total_steps)
-    period_steps = max(1, math.ceil((total_steps - warmup_steps) / periods))
 
     def lr_factor(step: int) -> float:
-        """Of the peak rate; a function of the step alone, so a resumed run needs no more.
-
-        After the warmup, restarts is PyTorch's CosineAnnealingWarmRestarts, and step its StepLR.
-        """
+        """Of the peak rate; a function of the step alone, so a resumed run needs no more."""
         if step < warmup_steps:
             # + 1: the first step's rate is above 0, and only one step has the peak rate.
             return (step + 1) / (warmup_steps + 1)
-        period, position = divmod(step - warmup_steps, period_steps)
-        if schedule == "constant":
-            return 1.0
-        if schedule == "step":
-            return 0.1**period
         progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-        if schedule == "restarts":
-            progress = position / period_steps
         return 0.5 * (1 + math.cos(math.pi * progress))
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
+    if schedule == "restarts":
+        steps = math.ceil((total_steps - warmup_steps) / max(1, periods))
+        parts = [
+            LambdaLR(optimizer, lr_factor),
+            lr_scheduler.CosineAnnealingWarmRestarts(optimizer, max(1, steps)),
+        ]
+        return optimizer, lr_scheduler.SequentialLR(optimizer, parts, [warmup_steps])
+    return optimizer, LambdaLR(optimizer, lr_factor)
+
+
+def clip_gradients(model: nn.Module, largest_norm: float | None) -> Tensor:
+    """Scale the gradients down to ``largest_norm``, or not for None; returns their norm before."""
+    return nn.utils.clip_grad_norm_(model.parameters(), largest_norm or math.inf)

@@ -1,212 +1,131 @@
-"""Where a training begins: a new run, or a checkpoint on the disk or in the cloud."""
+"""Where a training begins: with nothing, or from a checkpoint on the disk or in the cloud."""
 
 import argparse
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Literal
 
 from filelock import FileLock, Timeout
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
-from src.callbacks.cloud_upload import storage_path
-from src.run.checkpoint_files import newest_intact
-from src.run.cloud_run import CloudRun
+from src.run.cloud import CLOUD_ERRORS, CloudRun, storage_path
 from src.run.config import CHAPTER, parse_config
 from src.run.errors import UserError
 
+# A killed process' workers notice within five seconds that it has gone; until then they share its
+# lock.
+SECONDS_FOR_LOCK = 10
+
 
 @dataclass
-class Start:
+class ResumePoint:
     """What a training begins with.
 
     Args:
         config: the settings.
-        resolved: the same as YAML.
+        settings: the same as YAML.
         folder: the run's; None for a new run without a name.
-        checkpoint: the file that the run goes on from; None if it begins.
+        checkpoint: what the run goes on from; None if it begins.
+        lock: of the folder, for as long as this object lives.
     """
 
     config: Namespace
-    resolved: str
+    settings: str
     folder: Path | None = None
     checkpoint: Path | None = None
+    lock: FileLock | None = None
 
 
-def find_start(
-    description: str, arguments: list[str], classes: tuple[type, ...], stack: ExitStack
-) -> Start:
-    """Read the settings, and find the checkpoint that a run goes on from.
+def find_resume_point(description: str, classes: tuple[type, ...]) -> ResumePoint:
+    """Read the command line, and find the checkpoint that it goes on from.
 
-    ``stack`` keeps the run's folder for this process.
+    --trainer.run_name NAME    the newer one of the disk and the cloud; without any, begin
+    --resume s3://PATH/NAME    the same, and there has to be one
+    --resume FOLDER            the disk's
+
+    Raises:
+        UserError: the settings are wrong, another process trains this run, or there is no
+            checkpoint where there should be one.
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", default="")
-    options, others = early.parse_known_args(arguments)
-    if options.resume and "://" not in options.resume:
-        folder = Path(options.resume).resolve()
-        return start_from_folder(folder, description, arguments, classes, stack)
-    if options.resume:
-        # An address is a path and a name, which has to have a checkpoint.
-        cloud, _, name = options.resume.rstrip("/").rpartition("/")
-        arguments = [
-            *others,
-            f"--trainer.cloud_storage_path={cloud}",
-            f"--trainer.run_name={name}",
-            "--trainer.resume_policy=must",
-        ]
-    config, resolved = parse_config(description, arguments, *classes)
-    settings = config.trainer
-    if not settings.run_name:
-        return Start(config, resolved)
-    folder = folder_of(settings.output_dir, settings.run_name)
-    cloud = storage_path(settings.cloud_storage_path)
-    hold(folder, stack)
-    if cloud:
-        check_settings(f"{cloud}/{folder.name}", folder, arguments, classes)
-    checkpoint = find_run(folder, settings.resume_policy, cloud)
-    if checkpoint:
-        # The saved settings apply; a setting given here must not contradict them.
-        resumed = [*arguments, f"--resume={folder}"]
-        config, resolved = parse_config(description, resumed, *classes)
-    return Start(config, resolved, folder, checkpoint)
+    options, arguments = early.parse_known_args(sys.argv[1:])
+    resume = options.resume.rstrip("/")
+    if resume and "://" not in resume:
+        folder = Path(resume).resolve()  # ModelCheckpoint compares paths
+        if not folder.is_dir():
+            raise UserError(f"--resume: {folder} is no folder")
+        url = ""
+    else:
+        if resume:
+            path, _, name = resume.rpartition("/")
+            arguments.append(f"--trainer.cloud_storage_path={path}")
+            arguments.append(f"--trainer.run_name={name}")
+        config, settings = parse_config(description, classes, arguments)
+        name = config.trainer.run_name
+        if not name:
+            return ResumePoint(config, settings)
+        folder = (CHAPTER / config.trainer.output_dir / name).resolve()
+        path = storage_path(config.trainer.cloud_storage_path)
+        url = f"{path}/{name}" if path else ""
+
+    lock = lock_folder(folder)
+    checkpoint = find_checkpoint(folder, url)
+    if resume and not checkpoint:
+        raise UserError(f"--resume: {resume} has no checkpoint")
+    config, settings = parse_config(description, classes, arguments, checkpoint)
+    return ResumePoint(config, settings, folder, checkpoint, lock)
 
 
-def start_from_folder(
-    folder: Path,
-    description: str,
-    arguments: list[str],
-    classes: tuple[type, ...],
-    stack: ExitStack,
-) -> Start:
-    """Go on with the run in a folder, from the disk alone."""
-    if not folder.is_dir():
-        raise UserError(f"--resume: {folder} is no folder")
-    hold(folder, stack)
-    checkpoint = find_run(folder, "must", "")
-    config, resolved = parse_config(description, arguments, *classes)
-    return Start(config, resolved, folder, checkpoint)
-
-
-def folder_of(output_dir: str, name: str) -> Path:
-    """The folder of a run. Raises UserError if it would have another name in the cloud."""
-    # ModelCheckpoint compares paths, links and all.
-    folder = (CHAPTER / output_dir / name).resolve()
-    if folder.name != name:
-        raise UserError(
-            f"trainer.run_name: {name} is a path, or its folder a link; take a plain name"
-        )
-    return folder
-
-
-def hold(folder: Path, stack: ExitStack) -> None:
-    """Keep a run's folder for this process. Raises UserError if another one trains there."""
-    # The operating system takes a lock back however the process ends. Not the launcher's: it may be
-    # killed alone, while its ranks train on.
-    if rank_zero_only.rank == 0:
-        stack.enter_context(lock(folder, "training"))
-
-
-@contextmanager
-def lock(folder: Path, name: str, blocking: bool = False) -> Iterator[None]:
-    """Hold a lock beside a run's folder.
-
-    Raises:
-        UserError: another process has it, or the filesystem has no locks.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # A soft one is a file that is there: it would outlive a process that is killed.
-    file = FileLock(
-        folder.parent / f".{folder.name}.{name}",
-        blocking=blocking,
-        fallback_to_soft=False,
-    )
+def lock_folder(folder: Path) -> FileLock | None:
+    """Keep a run's folder for rank 0. Raises UserError if another process has it."""
+    if rank_zero_only.rank != 0:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    # The operating system takes this one back, however the process ends. A soft one is a file,
+    # which would outlive a kill.
+    lock = FileLock(folder / "lock", fallback_to_soft=False)
     try:
-        held = file.acquire()
+        lock.acquire(timeout=SECONDS_FOR_LOCK)
     except Timeout as error:
-        raise UserError(f"{folder}: another process is training this run") from error
-    except OSError as error:
-        raise UserError(f"{folder.parent}: no lock: {error.strerror}") from error
-    with held:
-        yield
+        raise UserError(f"{folder}: another process trains this run") from error
+    return lock
 
 
-def check_settings(
-    address: str, run: Path, arguments: list[str], classes: tuple[type, ...]
-) -> None:
-    """Raise UserError if the run in the cloud has other settings than this command, or the disk.
-
-    Before a download replaces anything, and before an upload does.
-    """
-    cloud = CloudRun(address, run)
-    try:
-        copies = cloud.copies()
-        saved = cloud.read_beside(copies[0], "config.yaml") if copies else ""
-    except UserError:
-        return  # find_run tries again, and decides
-    if not saved:
-        return
-    # Both have to agree with the cloud: this command, and the run on the disk.
-    candidates = [arguments]
-    local = run / "config.yaml"
-    if local.exists():
-        candidates.append([f"-c={local}"])
-    with TemporaryDirectory() as copy:
-        Path(copy, "config.yaml").write_text(saved)
-        for candidate in candidates:
-            try:
-                parse_config("", [*candidate, f"--resume={copy}"], *classes)
-            except UserError as error:
-                reason = str(error).replace(copy, address)
-                raise UserError(f"{reason}; {run} stays as it is") from error
-
-
-def find_run(
-    run: Path, policy: Literal["auto", "must", "never"], cloud: str
-) -> Path | None:
-    """The checkpoint that a run goes on from, downloaded if need be; None if the run begins.
+def find_checkpoint(folder: Path, url: str) -> Path | None:
+    """The newer one of the disk's last.ckpt and the cloud's, which is downloaded.
 
     Args:
-        run: its folder, which has the same name in the cloud.
-        policy: see resume_policy in lightning_train.py.
-        cloud: the folder of all runs there; empty for none.
+        folder: the run's.
+        url: the run's in the cloud; empty for none.
+
+    Returns:
+        None: neither has one, and the cloud has said so.
+
+    Raises:
+        UserError: the disk has none, and the cloud gives no answer, or nothing that is whole.
     """
-    copies = []
-    outage = None
-    if cloud:
-        run_in_cloud = CloudRun(f"{cloud}/{run.name}", run)
-        # Outside of the lock: all ranks of a machine wait for a silent cloud at the same time.
+    best = folder / "checkpoints" / "best.ckpt"
+    last = folder / "checkpoints" / "last.ckpt"
+    objects = []
+    if url:
+        last.parent.mkdir(parents=True, exist_ok=True)
         try:
-            copies = run_in_cloud.copies()
-        except UserError as error:
-            outage = error
-    with lock(run, "lock", blocking=True):
-        # One process of a machine downloads.
-        checkpoint, step = newest_intact(run / "checkpoints")
-        if policy == "never" and (checkpoint or copies):
-            text = "a checkpoint, here or in the cloud (resume_policy: never)"
-            raise UserError(f"{run.name} has {text}")
-        if copies:
-            try:
-                run_in_cloud.download_newer_than(step)
-            except UserError as error:
-                outage = error
-        if outage and not checkpoint:  # to begin again could overwrite what is there
-            raise outage
-        if outage:
-            print(f"resume    from the disk, because of {outage}", flush=True)
-        # What has arrived, also before an error, is checked like any other file.
-        checkpoint, _ = newest_intact(run / "checkpoints")
-    if not checkpoint and list(run.glob("checkpoints/*.damaged")):
-        raise UserError(
-            f"{run} has no checkpoint that is intact; move it away, or take another run_name,"
-            " to begin again"
-        )
-    if policy == "must" and not checkpoint:
-        raise UserError(
-            f"{cloud or run.parent}/{run.name}: no checkpoint (resume_policy: must)"
-        )
-    return checkpoint
+            run = CloudRun(url)
+            # Outside of the lock, so that all ranks wait for a silent cloud together.
+            objects = run.objects("last")
+            # Of a machine's ranks one downloads, and the others find its file.
+            with FileLock(folder / "download.lock"):
+                run.download_newer(run.objects("best"), best)
+                run.download_newer(objects, last)
+        except CLOUD_ERRORS as error:
+            if not last.exists():
+                # A new beginning would hide what is there.
+                raise UserError(f"{url} gives no answer: {error}") from error
+            print(f"resume    from the disk; {url}: {error}", flush=True)
+    if last.exists():
+        return last
+    if objects:
+        raise UserError(f"{url} has no checkpoint that is whole")
+    return None
