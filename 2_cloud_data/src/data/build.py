@@ -44,8 +44,9 @@ def build(
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
     shape = tuple(fields.sizes[axis] for axis in AXES)
-    sizes = {"chunks": tuple(map(min, chunk, shape)), "shards": shard}
-    fields = fields.chunk(dict(zip(AXES, shard or sizes["chunks"], strict=True)))
+    size = tuple(map(min, chunk, shape))
+    sizes = {"chunks": size, "shards": shard}
+    fields = fields.chunk(dict(zip(AXES, shard or size, strict=True)))
     period = fields["time"].values[[0, -1]].astype(str)
     fields.attrs["made_of"] = f"{list(fields)} {shape} {sizes} {period} {fields.attrs}"
     store = open_store(url, read_only=False)
