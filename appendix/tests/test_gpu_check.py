@@ -17,7 +17,6 @@ TEXTS = (
 def test_its_parts_run_on_a_processor(monkeypatch, tmp_path, capsys):
     """And one that fails says so. Broken by: a setting or a word of an output that is gone."""
     monkeypatch.setattr(gpu_check, "OUTPUT", tmp_path / "output")
-    monkeypatch.delitem(gpu_check.ROWS, "everything")  # needs minutes to compile
     monkeypatch.delitem(gpu_check.PARTS, "tests")
     monkeypatch.setattr(
         gpu_check.GpuCheck, "large_model", lambda check: check.run("nowhere")
