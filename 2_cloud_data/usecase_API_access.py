@@ -6,8 +6,6 @@ The service is Copernicus Marine: uv sync --group copernicus, and your account i
 COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which the client reads.
 """
 
-import pkgutil
-
 from dotenv import load_dotenv
 from jsonargparse import auto_cli
 from tenacity import (
@@ -37,7 +35,6 @@ def fetch(
     variable: str = "analysed_sst",
     box: tuple[float, float, float, float] = (-20, 0, -5, 5),
     dataset: str = "METOFFICE-GLO-SST-L4-REP-OBS-SST",
-    service: str = "copernicusmarine:open_dataset",
 ) -> None:
     """Write the store; what an earlier try has written is not asked for again.
 
@@ -48,12 +45,12 @@ def fetch(
         variable: one of the dataset's.
         box: degrees, from west to east, from south to north.
         dataset: the service's name of it.
-        service: module and function that open a dataset.
     """
     request = str(locals())
     load_dotenv()  # before the import: the client looks for the account then
-    open_dataset = pkgutil.resolve_name(service)
-    fields = open_dataset(
+    import copernicusmarine
+
+    fields = copernicusmarine.open_dataset(
         dataset_id=dataset,
         variables=[variable],
         minimum_longitude=box[0],

@@ -13,8 +13,6 @@ from src.data.store import OCEAN, open_store
 from src.run.config import HelpFormatter
 from src.run.errors import one_line_errors
 
-WINDOW = {"time": 12, "lat": 16, "lon": 32}
-
 
 def main(url: str = OCEAN, anonymous: bool = False) -> None:
     """Print what is in the store, and what one window costs.
@@ -27,16 +25,14 @@ def main(url: str = OCEAN, anonymous: bool = False) -> None:
         build_ocean()
 
     # Reads metadata and coordinates only, however large the store is.
-    fields, _ = open_fields(open_store(url, anonymous=anonymous))
-    for name, field in fields.items():
-        chunk = field.encoding["chunks"]
+    fields, stored = open_fields(open_store(url, anonymous=anonymous))
+    for field, about in zip(fields.values(), stored, strict=True):
         print(
-            f"{name} {dict(field.sizes)}: {field.nbytes / 1e6:.2f} MB, in chunks of {chunk}"
+            f"{field.name} {dict(field.sizes)}: {field.nbytes / 1e6:.2f} MB, "
+            f"in chunks of {about.chunk}"
         )
-    window = next(iter(fields.values())).isel(
-        {axis: slice(n) for axis, n in WINDOW.items()}, missing_dims="ignore"
-    )
     # Values are read now: only the chunks that the window touches.
+    window = field[:12, :16, :32]
     timed(f"read a window of {window.nbytes / 1e3:.1f} kB", window.load)
     print(f"its mean is {float(window.mean()):.2f} {window.attrs.get('units', '')}")
 

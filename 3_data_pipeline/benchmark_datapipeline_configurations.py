@@ -3,11 +3,10 @@
 uv run python benchmark_datapipeline_configurations.py                        the ladder
 uv run python benchmark_datapipeline_configurations.py --file benchmark_configs/dask_workers.yaml
 
-A run that was stopped goes on; after a change to the code, delete its log. For a dataset of your
-own, put its class into the YAML file. (The blog also calls this benchmark_configurations.py.)
+For a dataset of your own, put its class into the YAML file. (The blog also calls this script
+benchmark_configurations.py.)
 """
 
-import json
 import multiprocessing
 import os
 import pkgutil
@@ -122,7 +121,7 @@ def read_configurations(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(file: str = "benchmark_configs/ladder.yaml", repeats: int = 3) -> None:
-    """Take turns, log each of them, print the medians, and draw them.
+    """Take turns, print the medians, and draw them.
 
     Args:
         file: the configurations.
@@ -130,24 +129,15 @@ def main(file: str = "benchmark_configs/ladder.yaml", repeats: int = 3) -> None:
     """
     configurations = read_configurations(Path(file))
     embedded_server(OCEAN)  # here, so that its memory is not that of a configuration
-    log = CHAPTER / "benchmark_logs" / f"{Path(file).stem}.jsonl"
-    log.parent.mkdir(exist_ok=True)
-    log.touch()
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    turns = [row for row in rows if row["settings"] == configurations.get(row["name"])]
-
     # In turns, so that a busy machine slows all of them.
-    finished = {(row["name"], row["turn"]) for row in turns}
-    wanted = [(name, turn) for turn in range(repeats) for name in configurations]
-    left = [pair for pair in wanted if pair not in finished]
-    for name, turn in tqdm(left, unit="turn", disable=None):
-        settings = configurations[name]
-        row = {"name": name, "turn": turn, "settings": settings, **one_turn(settings)}
-        turns.append(row)
-        # In one write, because a run may be interrupted here.
-        with log.open("ab", buffering=0) as lines:
-            lines.write(f"{json.dumps(row)}\n".encode())
-    show(pd.DataFrame(turns), list(configurations), log.with_suffix(".png"))
+    rows = []
+    for name in tqdm([*configurations] * repeats, unit="turn", disable=None):
+        rows.append({"name": name, **one_turn(configurations[name])})
+    turns = pd.DataFrame(rows)
+    folder = CHAPTER / "benchmark_logs"
+    folder.mkdir(exist_ok=True)
+    turns.to_csv(folder / f"{Path(file).stem}.csv", index=False)
+    show(turns, list(configurations), folder / f"{Path(file).stem}.png")
 
 
 def show(turns: pd.DataFrame, names: list[str], picture: Path) -> None:

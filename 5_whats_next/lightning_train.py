@@ -143,7 +143,7 @@ def build_training(
     Raises:
         UserError: the machine has not got the devices that the settings ask for.
     """
-    seed = int(config.seed_everything)  # torch.compile refuses jsonargparse's type
+    seed = config.seed_everything
     L.seed_everything(seed, workers=True, verbose=False)
     shared = {"seed": seed, "optimizer": vars(config.optimizer)}
     module_class, data_class, _ = CLASSES

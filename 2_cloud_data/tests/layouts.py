@@ -49,17 +49,15 @@ def public_fields(zarr_format: int, names: list[str], shape=(18, 36)) -> xr.Data
     """48 hours from north to south, a chunk each: a variable on three levels, and another one."""
     values = np.random.default_rng(0).normal(288, 9, (48, 3, *shape))
     values[..., :5, :5] = np.nan
+    hours = np.arange(48).astype("timedelta64[h]")
     axes = {
-        "time": np.datetime64("1900-01-01", "ns")
-        + np.arange(48) * np.timedelta64(1, "h"),
+        "time": np.datetime64("1900-01-01", "ns") + hours,
         "level": [1000, 850, 500],
         "latitude": np.linspace(90, -90, shape[0]),
-        "longitude": np.arange(shape[1]) * 360 / shape[1],
+        "longitude": np.linspace(0, 360, shape[1], endpoint=False),
     }
-    surface = values[:, 0] - 5
-    no_level = [axis for axis in axes if axis != "level"]
-    fields = {names[0]: (list(axes), values), names[1]: (no_level, surface)}
-    store = xr.Dataset(fields, axes).astype("float32")
+    store = xr.Dataset({names[0]: (list(axes), values)}, axes).astype("float32")
+    store[names[1]] = store[names[0]][:, 0].drop_vars("level") - 5
     store = store.transpose(*ORDERS[zarr_format], missing_dims="ignore")
     return store.chunk(time=1)
 

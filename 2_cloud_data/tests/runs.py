@@ -22,21 +22,22 @@ def call(monkeypatch, *arguments: str, script=lightning_train) -> int:
     return script.main()
 
 
+def new(output: Path) -> list[str]:
+    """The settings of a new run of the tiny model."""
+    return [TINY, f"--trainer.output_dir={output}"]
+
+
 def train(monkeypatch, output: Path, *arguments: str, script=lightning_train) -> Path:
     """The folder of a new run of the tiny model."""
-    output_dir = f"--trainer.output_dir={output}"
-    assert not call(monkeypatch, TINY, output_dir, *arguments, script=script)
+    assert not call(monkeypatch, *new(output), *arguments, script=script)
     return output / "run_1"
 
 
-def start(
-    output: Path, *arguments: str, command=("lightning_train.py",)
-) -> subprocess.Popen:
-    """The script as the leader of a process group of its own."""
-    words = [sys.executable, *command, TINY, f"--trainer.output_dir={output}"]
+def start(*words: str) -> subprocess.Popen:
+    """Python with these words, as the leader of a process group of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(
-        [*words, *arguments], cwd=CHAPTER, start_new_session=True, **pipes
+        [sys.executable, *words], cwd=CHAPTER, start_new_session=True, **pipes
     )
 
 
@@ -62,7 +63,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
     """metrics.csv without the one column that is a measurement."""
     table = list(csv.DictReader((folder / "metrics.csv").open()))
     for row in table:
-        del row["samples_per_second"]
+        row.pop("samples_per_second", None)
     return table
 
 

@@ -43,8 +43,8 @@ def test_the_benchmark_times_any_module(own, monkeypatch, tmp_path, capsys):
     assert len(list(results.parent.glob("*.png"))) == 1
     lines = capsys.readouterr().out.splitlines()
     assert float(lines[2].split()[-1]) == 0 < float(lines[3].split()[-1])
-    file.write_text("typo: {model: {witdh: 64}}")
-    with pytest.raises(UserError, match="witdh"):
+    file.write_text("typo: {model: {breadth: 64}}")
+    with pytest.raises(UserError, match="breadth"):
         call(monkeypatch, *options, script=timing_benchmark)
     timer = instruments.StepTimer()
     with pytest.raises(UserError, match="60 steps, and 70 are needed"):

@@ -17,7 +17,7 @@ from zarr.codecs import ZstdCodec
 from src.data.fields import AXES
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import add_statistics
-from src.data.store import OCEAN, CheckedStore, list_files, open_store, write_file
+from src.data.store import OCEAN, CheckedStore, open_store, read_file, write_file
 from src.data.windows import Period, Window
 from src.run.errors import UserError
 
@@ -51,11 +51,10 @@ def build(
     store = open_store(url, read_only=False)
     begin(store, fields, {"chunks": chunk, "shards": shard})
 
-    finished = list_files(store, "regions")
     values = fields.drop_vars(AXES)  # the axes are written already
     steps = fields.chunksizes["time"][0]
     for start in tqdm(range(0, shape[0], steps), url, unit="region", disable=None):
-        if str(start) not in finished:
+        if not read_file(store, f"regions/{start}"):
             region = {"time": slice(start, start + steps)}
             # Land, too: a chunk that is not there has to mean one that was lost.
             part = values.isel(region)
@@ -76,7 +75,7 @@ def begin(store: CheckedStore, fields: xr.Dataset, sizes: dict[str, Any]) -> Non
         raise UserError(
             f"{store.url}: something else is here; delete it, or choose another place"
         )
-    if "axes" in list_files(store, "regions"):
+    if read_file(store, "regions/axes"):
         return
     # Without the checksum, which is zarr's default, most flipped bits decode to other numbers.
     codec = {"compressors": [ZstdCodec(level=0, checksum=True)]}

@@ -48,19 +48,25 @@ class Report(Callback):
         self.rows = checkpoint["rows"]
         self.run_id = checkpoint["run_id"]
 
+    # Not in on_train_start, which Lightning leaves out if nothing is left to train.
     @rank_zero_only
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Say what the run uses: a run on the wrong hardware gives no error."""
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Begin, or go on with, the run's files."""
         folder = Path(trainer.default_root_dir)
-        strategy = type(trainer.strategy).__name__
-        steps = trainer.max_epochs * trainer.num_training_batches
-        print(f"devices   {trainer.world_size}, {strategy} on {module.device}")
-        print(f"training  steps {trainer.global_step} to {steps}")
         print(f"output    {os.path.relpath(folder)}", flush=True)
         self.tracker = Tracker(
             folder, self.wandb, self.settings, self.rows, self.run_id
         )
         self.run_id = self.tracker.run.id
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Say what the run uses: a run on the wrong hardware gives no error."""
+        steps = trainer.max_epochs * trainer.num_training_batches
+        print(
+            f"devices   {trainer.world_size}, {type(trainer.strategy).__name__} on {module.device}"
+        )
+        print(f"training  steps {trainer.global_step} to {steps}", flush=True)
         # Lightning skips this call where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer)
 

@@ -31,7 +31,6 @@ OUTPUT = Path(__file__).resolve().parents[2] / "output" / "s3" / socket.gethostn
 FOLDER = Path(os.environ.get("S3_FOLDER") or OUTPUT)
 SERVER_FILE = FOLDER / "server.json"
 SERVICES = ("s3", "filer", "master", "volume", "admin")
-PORTS = [f"{service}.port{kind}" for service in SERVICES for kind in ("", ".grpc")]
 OPTIONS = [
     "-ip=127.0.0.1",
     "-ip.bind=127.0.0.1",
@@ -103,12 +102,12 @@ def start_server() -> dict[str, str]:
 
 
 def free_ports() -> dict[str, int]:
-    """A port that nobody listens on, for each of PORTS."""
+    """A port that nobody listens on, for each service; it takes the one 10,000 above, too."""
     while True:
         # Linux gives those from 32768 on to any process that asks, perhaps before the server.
-        numbers = random.sample(range(20_000, 32_768), len(PORTS))
-        if not any(map(is_taken, numbers)):
-            return dict(zip(PORTS, numbers, strict=True))
+        numbers = random.sample(range(10_000, 22_768), len(SERVICES))
+        if not any(is_taken(n) or is_taken(n + 10_000) for n in numbers):
+            return dict(zip(SERVICES, numbers, strict=True))
 
 
 def is_taken(port: int) -> bool:
@@ -134,17 +133,17 @@ def keep() -> None:
     profile = f"aws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
     credentials.write_text(f"[default]\n{profile}")
     server = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3.port']}",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3']}",
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_SHARED_CREDENTIALS_FILE": str(credentials),
     }
     weed = f"{sysconfig.get_path('scripts')}/weed"
     command = [weed, "-logtostderr=true", "mini", *OPTIONS, f"-dir={FOLDER / 'data'}"]
-    command += [f"-{name}={port}" for name, port in ports.items()]
+    command += [f"-{service}.port={port}" for service, port in ports.items()]
     # It writes into HOME, and takes no setting or proxy of this user. Go frees memory earlier.
     environment = {"HOME": str(FOLDER), "GOMEMLIMIT": "512MiB", **server}
-    bucket_url = f"http://127.0.0.1:{ports['filer.port']}/buckets/{BUCKET}/"
+    bucket_url = f"http://127.0.0.1:{ports['filer']}/buckets/{BUCKET}/"
     (FOLDER / "data").mkdir(exist_ok=True)
     SERVER_FILE.unlink(missing_ok=True)  # of a keeper that was killed
 

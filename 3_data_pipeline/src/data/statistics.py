@@ -28,15 +28,10 @@ def file_name(url: str, period: Period) -> str:
     return f"statistics_{Path(url).name}_{period[0]}_{period[1]}.json"
 
 
-def read_sums(store: CheckedStore, url: str, period: Period) -> dict[str, Any]:
+def read_sums(store: CheckedStore, file: str) -> dict[str, Any]:
     """How many steps are done, and for each variable count, sum and sum of squares."""
-    content = read_file(store, file_name(url, period))
-    found = json.loads(content or "{}")
-    if (
-        found.get("url") != url
-    ):  # a folder may have those of another store with this name
-        found = {"url": url, "steps": 0, "sums": {}}
-    return found
+    content = read_file(store, file)
+    return json.loads(content) if content else {"steps": 0, "sums": {}}
 
 
 def load_statistics(
@@ -52,7 +47,7 @@ def load_statistics(
         NoStoreError: there are none, or none that are finished.
         UserError: a variable has always the same value, or an infinite one.
     """
-    found = read_sums(store, url, period)
+    found = read_sums(store, file_name(url, period))
     sums = found["sums"]
     is_finished = found["steps"] == steps.stop - steps.start
     if not is_finished or not set(variables) <= set(sums):
@@ -85,7 +80,7 @@ def add_statistics(
         train_period: first and last date of the training, both inclusive.
         variables: which of its variables; null takes all.
         levels: which values of the axis level; each makes a variable.
-        to: a folder for them, where the store cannot be written to.
+        to: a folder for them where the store cannot be written to, with none of another store.
         anonymous: read public data, without credentials.
         missing_chunks: whether a chunk that is not there was lost (error), or is land.
     """
@@ -94,9 +89,9 @@ def add_statistics(
     steps = find_period(fields.indexes["time"], train_period)
     target = open_store(to or url, read_only=False)
     file = file_name(url, train_period)
-    found = read_sums(target, url, train_period)
+    found = read_sums(target, file)
     if set(found["sums"]) != set(fields):
-        found = {"url": url, "steps": 0, "sums": {}}
+        found = {"steps": 0, "sums": dict.fromkeys(fields, (0.0, 0.0, 0.0))}
 
     # Whole chunks, so that none is read twice.
     chunk = max(field.chunk["time"] for field in stored)
@@ -108,8 +103,7 @@ def add_statistics(
         if start < steps.start + found["steps"]:
             continue
         for name, sums in sums_of(fields.isel(time=slice(start, stop))).items():
-            before = found["sums"].get(name, np.zeros(3))
-            found["sums"][name] = np.add(before, sums).tolist()
+            found["sums"][name] = np.add(found["sums"][name], sums).tolist()
         found["steps"] += int(stop - start)
         write_file(target, file, json.dumps(found, indent=1).encode())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import s3fs  # noqa: F401 (here, because fsspec would import it while a store is opened)
 from aiohttp import ClientError
 from botocore.exceptions import ConnectionError, HTTPClientError, NoCredentialsError
 from dotenv import load_dotenv
@@ -198,12 +199,3 @@ def write_file(store: CheckedStore, key: str, content: bytes) -> None:
     """Write it: it appears whole or not at all."""
     buffer = default_buffer_prototype().buffer.from_bytes(content)
     sync(store.set(key, buffer))
-
-
-def list_files(store: CheckedStore, folder: str) -> set[str]:
-    """The names of the files in a folder of the store."""
-
-    async def names() -> set[str]:
-        return {name async for name in store.list_dir(folder)}
-
-    return sync(names())

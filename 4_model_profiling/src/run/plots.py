@@ -90,5 +90,8 @@ def plot_curves(folder: Path, dataset: FieldDataset, scores: dict[str, Scores]) 
             color=f"C{number}",
             label=name,
         )
-    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    right.legend(
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
     figure.savefig(folder / "curves.png")

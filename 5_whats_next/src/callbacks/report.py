@@ -62,9 +62,10 @@ class Report(Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Say what the run uses: a run on the wrong hardware gives no error."""
-        strategy = type(trainer.strategy).__name__
         steps = trainer.max_epochs * trainer.num_training_batches
-        print(f"devices   {trainer.world_size}, {strategy} on {module.device}")
+        print(
+            f"devices   {trainer.world_size}, {type(trainer.strategy).__name__} on {module.device}"
+        )
         print(f"training  steps {trainer.global_step} to {steps}", flush=True)
         # Lightning skips this call where a run goes on inside an epoch.
         self.on_train_epoch_start(trainer)

@@ -50,8 +50,12 @@ class Loaders:
         self.test_set = dataset("test") if self.val_set.test_period else None
         self.batch_size = batch_size
         self.num_workers = num_workers
-        self.prefetch_factor = prefetch_factor
-        self.multiprocessing_context = multiprocessing_context
+        # PyTorch takes these two only if there are workers.
+        self.of_workers: dict[str, Any] = {}
+        if num_workers:
+            start_forkserver()
+            self.of_workers["prefetch_factor"] = prefetch_factor
+            self.of_workers["multiprocessing_context"] = multiprocessing_context
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
@@ -109,14 +113,9 @@ class Loaders:
 
     def options(self) -> dict[str, Any]:
         """What all loaders have in common."""
-        of_workers: dict[str, Any] = {}  # which PyTorch takes only if there are any
-        if self.num_workers:
-            start_forkserver()
-            of_workers["prefetch_factor"] = self.prefetch_factor
-            of_workers["multiprocessing_context"] = self.multiprocessing_context
         return {
-            **of_workers,
             "num_workers": self.num_workers,
+            **self.of_workers,
             # Starting a worker takes longer than a short epoch, so they stay for the next one.
             "persistent_workers": self.num_workers > 0,
             "pin_memory": torch.cuda.is_available(),  # copies to a GPU are faster then

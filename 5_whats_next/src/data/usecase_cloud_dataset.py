@@ -6,7 +6,7 @@ The samples are those of WindowDataset, to the bit, but the fields are never in 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import dask
+import dask.array  # here, because xarray would import it while a store is opened
 import numpy as np
 import torch
 from torch import Tensor

@@ -119,8 +119,6 @@ def parse_config(
     # instantiate_groups=False leaves each section as arguments: the train script passes them on.
     config = parser.instantiate(config, instantiate_groups=False)
     config.resume = options.resume
-    # Not jsonargparse's type, which no checkpoint could be read with.
-    config.seed_everything = int(config.seed_everything)
     return config, resolved
 
 
