@@ -31,8 +31,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def tracked(*names: str) -> list[Path]:
     """The files that git knows under these names."""
     command = ["git", "ls-files", *names]
-    listed = subprocess.check_output(command, cwd=ROOT, text=True)
-    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    return [path for path in map(ROOT.joinpath, listed) if path.is_file()]
 
 
 def is_test(path: Path) -> bool:
@@ -149,8 +149,7 @@ def measure(part: str) -> tuple[dict[str, float], list[str]]:
         "whole": tokens(code),
         "files": len(code),
     }
-    wrong = [*chain.from_iterable(map(faults, code)), *differences(part)]
-    return figures, wrong
+    return figures, [*chain.from_iterable(map(faults, code)), *differences(part)]
 
 
 def main() -> int:
