@@ -11,6 +11,7 @@ A profiler takes time itself: timing_benchmark.py says how long a step takes wit
 """
 
 import os
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +26,10 @@ from torch.profiler import schedule
 
 from src.run.config import CHAPTER
 from src.run.errors import one_line_errors
+
+# What is printed of each report: this many lines, from the one with this text on.
+NUM_LINES = 14
+SHOWN = {"simple": "Action", "advanced": "Strategy.training_step", "pytorch": "Name"}
 
 
 class OperatorProfiler(PyTorchProfiler):
@@ -57,8 +62,18 @@ def main() -> None:
     words = [f"-c={options.config}", *overrides]
     for profiler in profilers:
         short_training(words, options.steps, profiler=profiler)
-    for file in sorted(folder.iterdir()):
-        print(os.path.relpath(file))
+    for kind, first in SHOWN.items():
+        show(folder / f"fit-{kind}_profiler_output.txt", first)
+    print(f"open {os.path.relpath(folder)}/*.json with https://ui.perfetto.dev")
+
+
+def show(report: Path, first: str) -> None:
+    """Print a report's lines from the one with ``first`` on, without rules and most spaces."""
+    lines = [line for line in report.read_text().splitlines() if "---" not in line]
+    start = next(number for number, line in enumerate(lines) if first in line)
+    print(os.path.relpath(report))
+    for line in lines[start : start + NUM_LINES]:
+        print("  ", re.sub(r"\s{2,}", "  ", line.strip())[:140])
 
 
 if __name__ == "__main__":

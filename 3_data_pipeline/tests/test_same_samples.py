@@ -77,8 +77,8 @@ def test_ranks_share_training_and_validation_which_are_read_ahead():
         for rank, half in enumerate(halves):
             assert_close(half, [x[rank::2], index[rank::2]], **SAME)
     assert isinstance(ranks[0].val_loader().batch_sampler, LookAhead)
-    validated = [index.tolist() for each in ranks for _, index in each.val_loader()]
-    assert sum(validated, []) == list(range(len(ranks[0].val_set)))
+    validated = [index for each in ranks for _, index in each.val_loader()]
+    assert torch.cat(validated).tolist() == list(range(len(ranks[0].val_set)))
 
 
 @pytest.mark.slow

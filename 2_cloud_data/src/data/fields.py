@@ -156,7 +156,7 @@ def stored_field(field: xr.DataArray, level: int | None) -> StoredField:
     return StoredField(
         array=str(field.name),
         level=level,
-        chunk=dict(zip(field.dims, about["chunks"], strict=True)),
+        chunk=dict(zip(map(str, field.dims), about["chunks"], strict=True)),
         dtype=about["dtype"],
         # NaN for no value changes nothing; it alone is unequal to itself.
         packing={key: value for key, value in packing.items() if value == value},

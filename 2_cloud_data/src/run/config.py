@@ -33,7 +33,13 @@ FIXED_ON_RESUME = (
     "data.batch_size",
 )
 # Endings of such keys that may change: how samples are read, and not which.
-FREE_ON_RESUME = (".url", ".patience", ".dask", ".anonymous", ".statistics_store")
+FREE_ON_RESUME = (
+    ".url",
+    ".patience",
+    ".dask",
+    ".anonymous",
+    ".statistics_store",
+)
 
 
 @dataclass

@@ -46,7 +46,7 @@ class FastDataset(CloudDataset):
         self.concurrency = concurrency
         self.cache_mb = cache_mb
         # The batches on their way: where their values will be, and what to wait for.
-        self.requests: dict[tuple[int, ...], tuple[np.ndarray, list[ts.Future]]] = {}
+        self.requests: dict[tuple[int, ...], tuple[np.ndarray, list[Any]]] = {}
         self.opened: ts.TensorStore | None = None
         # In the processor's byte order, whatever the store's: TensorStore writes no other.
         self.dtype = self.stored[0].dtype.newbyteorder("=")

@@ -72,7 +72,7 @@ class CloudDataset(GridDataset):
         # A loader's worker gets these pickled: how to open a store, but no connections or values.
         has_land = missing_chunks == "land"
         self.store = open_store(url, patience, anonymous, has_land=has_land)
-        chunks = None if dask == "none" else {}
+        chunks: Any = None if dask == "none" else {}
         self.fields, self.stored = open_fields(self.store, variables, levels, chunks)
         self.variables = [str(name) for name in self.fields]
         self.units = [

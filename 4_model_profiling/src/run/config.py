@@ -33,9 +33,17 @@ FIXED_ON_RESUME = (
     "data.batch_size",
 )
 # Endings of such keys that may change: how samples are read, and not which.
-FREE_ON_RESUME = (".url", ".patience", ".dask", ".anonymous", ".statistics_store")
-FREE_ON_RESUME += (".batches_ahead", ".concurrency", ".cache_mb")
-FREE_ON_RESUME += ("model.compile",)
+FREE_ON_RESUME = (
+    ".url",
+    ".patience",
+    ".dask",
+    ".anonymous",
+    ".statistics_store",
+    ".batches_ahead",
+    ".concurrency",
+    ".cache_mb",
+    "model.compile",
+)
 
 
 @dataclass

@@ -44,12 +44,13 @@ def build(
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
     shape = tuple(fields.sizes[axis] for axis in AXES)
-    chunk = tuple(map(min, chunk, shape))
-    fields = fields.chunk(dict(zip(AXES, shard or chunk, strict=True)))
+    size = tuple(map(min, chunk, shape))
+    sizes = {"chunks": size, "shards": shard}
+    fields = fields.chunk(dict(zip(AXES, shard or size, strict=True)))
     period = fields["time"].values[[0, -1]].astype(str)
-    fields.attrs["made_of"] = f"{list(fields)} {shape} {chunk} {period} {fields.attrs}"
+    fields.attrs["made_of"] = f"{list(fields)} {shape} {sizes} {period} {fields.attrs}"
     store = open_store(url, read_only=False)
-    begin(store, fields, {"chunks": chunk, "shards": shard})
+    begin(store, fields, sizes)
 
     values = fields.drop_vars(AXES)  # the axes are written already
     steps = fields.chunksizes["time"][0]
@@ -80,8 +81,8 @@ def begin(store: CheckedStore, fields: xr.Dataset, sizes: dict[str, Any]) -> Non
     # Without the checksum, which is zarr's default, most flipped bits decode to other numbers.
     codec = {"compressors": [ZstdCodec(level=0, checksum=True)]}
     numbers = {"dtype": "float32", "_FillValue": math.nan}
-    encoding = {}
-    for name in fields.variables:
+    encoding: dict[str, Any] = {}
+    for name in map(str, fields.variables):
         if name in group:  # a kill may have left it
             del group[name]
         encoding[name] = codec | sizes | numbers if name in fields else codec

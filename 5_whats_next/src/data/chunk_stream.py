@@ -82,7 +82,7 @@ class ChunkStream(FastDataset):
         place_of_window = place_of_block[block_of_window]
         order = np.argsort(place_of_window, kind="stable")
 
-        # Neighbouring parts of the order go to streams 0, 2, 1, 3 of four (0, 4, 2, 6, 1, 5, 3, 7 of
+        # Neighbouring parts of the order go to streams 0, 2, 1, 3 (or 0, 4, 2, 6, 1, 5, 3, 7 of
         # eight): so the streams of a rank, for 2, 4 or 8 ranks, are neighbours.
         numbers = sorted(range(self.streams), key=lambda n: f"{n:09b}"[::-1])
         streams = {}

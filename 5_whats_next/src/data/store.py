@@ -192,7 +192,7 @@ def open_store(
 def read_file(store: CheckedStore, key: str) -> bytes | None:
     """A small file beside the arrays of a store; None if it is not there."""
     value = sync(store.get(key, default_buffer_prototype()))
-    return value and value.to_bytes()
+    return value.to_bytes() if value else None
 
 
 def write_file(store: CheckedStore, key: str, content: bytes) -> None:
