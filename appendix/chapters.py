@@ -13,7 +13,7 @@ import functools
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,13 @@ PLAN = yaml.safe_load((ROOT / "appendix" / "chapters.yaml").read_text())
 CHAPTERS = [part for part in PLAN["limits"] if part != "appendix"]
 FILE_LINES = 200
 FUNCTION_LINES = 40  # 60 for train, fit and main
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def tracked(*names: str) -> list[Path]:
     """The files that git knows under these names."""
     command = ["git", "ls-files", *names]
-    listed = subprocess.check_output(command, cwd=ROOT, text=True)
-    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    return [path for path in map(ROOT.joinpath, listed) if path.is_file()]
 
 
 def is_test(path: Path) -> bool:
@@ -77,11 +76,6 @@ def code_lines(path: Path) -> dict[int, int]:
     return count
 
 
-def tokens(paths: Iterable[Path]) -> int:
-    """Tokens of code of these files."""
-    return sum(sum(code_lines(path).values()) for path in paths)
-
-
 def compare(path: Path) -> tuple[int, int, int]:
     """New tokens; lines, not blank, that differ from the chapter before; how many it removes."""
     code = code_lines(path)
@@ -106,9 +100,10 @@ def faults(path: Path) -> Iterator[str]:
     if len(lines) > FILE_LINES:
         yield f"{path}: {len(lines)} lines of {FILE_LINES}"
     for node in nodes(path):
-        if isinstance(node, Definition):
-            above = min(each.lineno for each in (node, *node.decorator_list)) - 2
-            if text[above].lstrip().startswith("#") and not ast.get_docstring(node):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = min(each.lineno for each in (node, *node.decorator_list))
+            above = text[first - 2].lstrip()
+            if above.startswith("#") and not ast.get_docstring(node):
                 yield f"{path}: {node.name} has a comment in place of a docstring"
             body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
             size = sum(number in body for number in lines)
@@ -135,6 +130,7 @@ def measure(part: str) -> tuple[dict[str, float], list[str]]:
     code = [path for path in paths if not is_test(path)]
     new, changed, removed = map(sum, zip(*map(compare, code), strict=True))
     fresh = [path for path in code if compare(path)[0]]
+    lines = [count for path in fresh for count in code_lines(path).values()]
     tuples = 0
     for node in chain.from_iterable(map(nodes, fresh)):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
@@ -144,13 +140,12 @@ def measure(part: str) -> tuple[dict[str, float], list[str]]:
         "tests": sum(compare(path)[0] for path in paths if is_test(path)),
         "changed": changed,
         "removed": removed,
-        "density": tokens(fresh) / sum(map(len, map(code_lines, fresh))),
-        "tuples": 1000 * tuples / tokens(fresh),
-        "whole": tokens(code),
+        "density": sum(lines) / len(lines),
+        "tuples": 1000 * tuples / sum(lines),
+        "whole": sum(sum(code_lines(path).values()) for path in code),
         "files": len(code),
     }
-    wrong = [*chain.from_iterable(map(faults, code)), *differences(part)]
-    return figures, wrong
+    return figures, [*chain.from_iterable(map(faults, code)), *differences(part)]
 
 
 def main() -> int:

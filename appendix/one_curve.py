@@ -75,13 +75,13 @@ def main() -> None:
         loss = train(name, OUTPUT / str(number), len(reference) // 2)
         if name == RAW:
             reference = loss
-            curve.semilogy(loss, color="black")
         assert loss.index.equals(reference.index)  # no step is missing
         difference = (loss / reference - 1).abs()
         # The first ones are broader, so that lines at the same place can be told apart.
         below.plot(difference, label=name, linewidth=len(WAYS) - number)
         largest = f"{difference[:50].max():8.1e}   {difference.max():8.1e}"
         print(f"{name:45} {largest}", flush=True)
+    curve.semilogy(reference, color="black")
     curve.set_ylabel("training loss")
     below.set_yscale("symlog", linthresh=1e-8)
     below.set(xlabel="optimiser step", ylabel="relative difference\nfrom raw PyTorch")

@@ -73,7 +73,7 @@ def test_a_requeued_job_goes_on_to_its_end(cluster, tmp_path):
     log = chapter / "log"
     log.touch()
     stop = [*cluster, "scancel", "--signal=TERM", "--name=train"]
-    kill = ["pkill", "-KILL", "-f", "^[^ ]*python .*slurm-laptop-"]
+    kill = ["pkill", "-KILL", "--oldest", "-f", "^[^ ]*python .*slurm-laptop-"]
     for number, command in enumerate((stop, kill), 1):
         while log.read_text().count("\nepoch") < 2 * number:
             assert job.poll() is None
