@@ -17,7 +17,7 @@ def main() -> None:
     dataset[0]  # starts the threads that a fork does not copy
     for method in ("fork", "forkserver", "spawn"):
         loader = DataLoader(
-            dataset, 4, num_workers=1, multiprocessing_context=method, timeout=15
+            dataset, 4, num_workers=1, multiprocessing_context=method, timeout=30
         )
         try:
             next(iter(loader))
