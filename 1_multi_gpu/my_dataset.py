@@ -22,4 +22,8 @@ class MyDataset(WindowDataset):
     ) -> None:
         # WindowDataset expects the axes time, lat and lon: rename those of your file here.
         fields = xr.load_dataset(path).rename(latitude="lat", longitude="lon")
-        super().__init__(fields[variables], split, **settings)
+        super().__init__(
+            fields[variables],
+            split,
+            **settings,
+        )

@@ -140,10 +140,7 @@ def make_parser(
     )
     parser.add_argument("--resume", help="go on with a run: its folder")
     parser.add_argument(
-        "--seed_everything",
-        type=int,
-        default=0,
-        help="of weights, order, masks",
+        "--seed_everything", type=int, default=0, help="of weights, order, masks"
     )
     # What is skipped here, the train script passes on: it is no setting, or one for several.
     parser.add_class_arguments(

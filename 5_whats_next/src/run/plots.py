@@ -21,8 +21,7 @@ def plot_reconstructions(model: nn.Module, dataset: FieldDataset, folder: Path) 
     middle = x.shape[2] // 2
 
     # (4, H, W) each.
-    std = dataset.std[0]
-    mean = dataset.mean[0]
+    std, mean = dataset.std[0], dataset.mean[0]
     truth = x[:, 0, middle].numpy() * std + mean
     prediction = output.prediction[:, 0, middle].numpy() * std + mean
     # Land is neither hidden nor predicted.
