@@ -101,8 +101,9 @@ def train(arguments: list[str], folder: Path) -> dict[str, Any]:
     if metrics.exists():
         last = pd.read_csv(metrics).ffill().iloc[-1]
         row = last.drop(["epoch", "lr"]).to_dict() | row
-    with atomic_write(row_file) as file:
-        file.write(json.dumps(row).encode())
+    if "error" not in row:  # what has failed is tried again by the next command
+        with atomic_write(row_file) as file:
+            file.write(json.dumps(row).encode())
     return row
 
 

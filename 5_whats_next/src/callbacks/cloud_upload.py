@@ -28,11 +28,11 @@ class CloudUploadCallback(Callback):
             variable CLOUD_STORAGE_PATH, and else takes s3://embedded/checkpoints; none uploads
             nothing. Keys come from the environment.
         local_dir: where the checkpoints are; null takes the run's own folder.
-        upload_interval: epochs between two uploads, if upload_every_n_steps is 0.
+        upload_interval: epochs between two uploads.
         upload_during_training: upload while the training goes on, and not only at its end.
         upload_on_fit_end: upload the last ones at the end, and wait for them.
         filesystem: protocol of a cloud_storage_path that has none.
-        upload_every_n_steps: steps between two uploads; 0 follows upload_interval.
+        upload_every_n_steps: steps between two uploads inside an epoch, too; 0 means none there.
         run_name: the run's folder in the cloud; null makes a new one.
     """
 
@@ -92,7 +92,7 @@ class CloudUploadCallback(Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         """Upload every so many epochs."""
-        is_due = not self.every and trainer.current_epoch % self.interval == 0
+        is_due = trainer.current_epoch % self.interval == 0
         if self.during_training and is_due:
             self.begin_upload()
 
@@ -122,7 +122,7 @@ class CloudUploadCallback(Callback):
                 written = link.stat().st_mtime_ns
                 self.run.upload(link)
                 self.uploaded[path.name] = written
-            except CLOUD_ERRORS as error:
+            except (*CLOUD_ERRORS, UserError) as error:
                 print(f"cloud     {path.name} failed: {error}", flush=True)
             finally:
                 link.unlink(missing_ok=True)
@@ -141,13 +141,15 @@ class CloudUploadCallback(Callback):
         self, trainer: L.Trainer, module: L.LightningModule, error: BaseException
     ) -> None:
         """Wait for the last uploads, as long as the reason of the end allows."""
-        if isinstance(error, SystemExit) and not error.code:  # max_steps: complete
-            self.on_fit_end()
-        else:
-            self.finish(seconds_left(trainer))
-        if isinstance(error, SystemExit) and dist.is_initialized():
-            # The launcher would end rank 0 in its uploads if another rank had ended.
-            dist.barrier()
+        try:
+            if isinstance(error, SystemExit) and not error.code:  # max_steps: complete
+                self.on_fit_end()
+            else:
+                self.finish(seconds_left(trainer))
+        finally:
+            if isinstance(error, SystemExit) and dist.is_initialized():
+                # The launcher would end rank 0 in its uploads if another rank had ended.
+                dist.barrier()
 
     def finish(self, seconds: float) -> list[Path]:
         """Upload what is new, wait for it, and return what is not in the cloud, after naming it."""

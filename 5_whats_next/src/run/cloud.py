@@ -19,6 +19,7 @@ from dotenv import load_dotenv
 from src.data.store import file_system
 from src.run.checkpoint import atomic_write, read_checkpoint
 from src.run.config import CHAPTER
+from src.run.errors import UserError
 
 # What a request raises if the storage refuses, or does not answer.
 CLOUD_ERRORS = (OSError, BotoCoreError, ClientError)
@@ -70,7 +71,11 @@ class CloudRun:
 
     def download_newer(self, objects: list[str], path: Path) -> None:
         """Replace ``path`` by the first of the objects that is whole, if that has more steps."""
-        step_here = saved_step(path) if path.exists() else -1
+        try:
+            step_here = saved_step(path) if path.exists() else -1
+        except UserError as error:  # damaged: any whole one is better
+            print(f"resume    {error}", flush=True)
+            step_here = -1
         for key in objects:
             _, step, hash_in_name = key.removesuffix(".ckpt").rsplit("-", 2)
             if int(step) <= step_here:

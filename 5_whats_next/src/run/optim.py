@@ -51,7 +51,9 @@ def make_optimizer(
     except ValueError as error:  # a negative learning rate, for example
         raise UserError(f"optimizer: {error}") from error
     if schedule == "one-cycle":  # with a warmup of its own
-        return optimizer, lr_scheduler.OneCycleLR(optimizer, lr, total_steps)
+        return optimizer, lr_scheduler.OneCycleLR(
+            optimizer, lr, total_steps, cycle_momentum=False
+        )
     warmup_steps = round(warmup_fraction * total_steps)
 
     def lr_factor(step: int) -> float:
