@@ -10,6 +10,7 @@ uploaded. Two machines that train the same run overwrite nothing of each other.
 import fnmatch
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import ClientError
@@ -71,11 +72,9 @@ class CloudRun:
 
     def download_newer(self, objects: list[str], path: Path) -> None:
         """Replace ``path`` by the first of the objects that is whole, if that has more steps."""
-        try:
-            step_here = saved_step(path) if path.exists() else -1
-        except UserError as error:  # damaged: any whole one is better
-            print(f"resume    {error}", flush=True)
-            step_here = -1
+        step_here = -1
+        with suppress(UserError):  # missing, or damaged: any whole one is better
+            step_here = saved_step(path)
         for key in objects:
             _, step, hash_in_name = key.removesuffix(".ckpt").rsplit("-", 2)
             if int(step) <= step_here:
