@@ -21,8 +21,8 @@ import torch
 from record import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTPUT = ROOT / "appendix" / "output" / "gpu_check"
-QUICK_ROWS = ROOT / "appendix" / "tests" / "rows.yaml"
+OUTPUT = ROOT / "appendix/output/gpu_check"
+QUICK_ROWS = ROOT / "appendix/tests/rows.yaml"
 # Seconds at most.
 PARTS = {
     "tests": 100,
@@ -59,8 +59,7 @@ class GpuCheck:
         self.quick = quick
         self.deadline = 0.0  # of a part, on time.monotonic()
         self.device = [f"--trainer.accelerator={'cpu' if quick else 'cuda'}"]
-        most = 2 if quick else torch.cuda.device_count()
-        self.numbers = [number for number in (1, 2, 4, 8) if number <= most]
+        self.most = 2 if quick else torch.cuda.device_count()
 
     def run(self, folder: str, *words: str) -> str:
         """What Python with these words prints in a chapter's folder; ends all its processes."""
@@ -88,8 +87,7 @@ class GpuCheck:
 
     def tests(self) -> str:
         """Those that a machine without a GPU skips."""
-        options = ["-q", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
-        words = ["-m", "pytest", *options, "-k", GPU_TESTS, *TEST_FILES]
+        words = ["-m", "pytest", "-q", "-n0", "-k", GPU_TESTS, *TEST_FILES]
         return self.run(".", *words).splitlines()[-1]
 
     def step(self) -> str:
@@ -115,14 +113,14 @@ class GpuCheck:
         """On each number of GPUs, with a store that is 30 ms away: speed, waiting, losses."""
         raw = self.curve("0_setup", "raw", "pytorch_train.py")
         lines = []
-        for number in self.numbers:
+        for number in [n for n in (1, 2, 4, 8) if n <= self.most]:
             words = ["slow_network.py", "0.03", sys.executable, "lightning_train.py"]
             words += ["--trainer.strategy=ddp", f"--trainer.devices={number}"]
             rows = self.curve("3_data_pipeline", f"on_{number}", *words)
             waited = (OUTPUT / "commands.log").read_text().rpartition("waited ")[2]
             difference = (rows["train_loss"] / raw["train_loss"] - 1).abs().max()
             lines.append(
-                f"{number} of {self.numbers[-1]} devices: "
+                f"{number} of {self.most} devices: "
                 f"{rows['samples_per_second'].iloc[-1]:.0f} samples/s, "
                 f"waited {waited.splitlines()[0]}, "
                 f"losses within {difference:.0e} of raw PyTorch's"
@@ -139,9 +137,9 @@ class GpuCheck:
 
     def rank_that_fails(self) -> str:
         """How soon all ranks end when one of them fails."""
-        if self.numbers[-1] == 1:
+        if self.most == 1:
             return "needs two GPUs"
-        words = ["-c", RANK_THAT_FAILS, f"--trainer.devices={self.numbers[-1]}"]
+        words = ["-c", RANK_THAT_FAILS, f"--trainer.devices={self.most}"]
         start = time.monotonic()
         output = f"--trainer.output_dir={OUTPUT / 'fails'}"
         with suppress(RuntimeError):
