@@ -50,10 +50,9 @@ def main() -> None:
         parse_config("", CLASSES, rows[name])  # a typo ends here
 
     results = CHAPTER / "output" / "experiments" / options.file.stem
-    table = {}
-    for name in tqdm(rows, unit="training", disable=None):
-        table[name] = train(rows[name], results / name)
-    frame = pd.DataFrame.from_dict(table, orient="index")
+    names = tqdm(rows, disable=None)
+    table = [train(rows[name], results / name) for name in names]
+    frame = pd.DataFrame(table, index=list(rows))
     print(frame.to_string(float_format="{:.4g}".format, na_rep=""))
     draw(results, list(rows))
     print(f"look at {os.path.relpath(results)}: curves.png")
@@ -124,7 +123,7 @@ def draw(results: Path, names: list[str]) -> None:
     rate.set(ylabel="learning rate", title=f"Short trainings: {results.name}")
     loss.set(ylabel="training loss")
     val_loss.set(ylabel="validation loss", xlabel="step")
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center")
     figure.savefig(results / "curves.png")
 
 
