@@ -43,7 +43,8 @@ WAYS = {
 def losses(folder: Path) -> pd.Series:
     """The training loss of each step so far of the only run in this folder."""
     for table in folder.glob("*/metrics.csv"):
-        return pd.read_csv(table, index_col="step")["train_loss"].dropna()
+        if table.stat().st_size:  # it is empty for a moment
+            return pd.read_csv(table, index_col="step")["train_loss"].dropna()
     return pd.Series()
 
 
