@@ -98,6 +98,7 @@ def main() -> None:
             tracker.log(state.step, epoch, scores)
             print(f"epoch {epoch + 1}: {as_text(scores)}", flush=True)
             state.save(tracker.last)
+    dist.barrier()  # a rank that ends at once can crash in gloo's threads
     dist.destroy_process_group()
 
 

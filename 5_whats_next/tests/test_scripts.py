@@ -38,7 +38,8 @@ def test_rows_of_a_file_are_trained_once(monkeypatch, tmp_path, capsys):
         file.write_text(json.dumps(rows))
         call(monkeypatch, str(file), TINY, script=experiments)
         rows["second"] = {"seed_everything": 1}
-    assert trained == ["first", "second", "third", "second"]
+    # The third fails, and is tried again by each command.
+    assert " ".join(trained) == "first second third second third third"
     shown = capsys.readouterr().out
     assert "the validation loss is nan" in shown
     assert (tmp_path / "output" / "experiments" / "rates" / "curves.png").exists()

@@ -153,13 +153,13 @@ class CloudUploadCallback(Callback):
 
     def finish(self, seconds: float) -> list[Path]:
         """Upload what is new, wait for it, and return what is not in the cloud, after naming it."""
-        if not self.run or not self.on_end:
+        if not self.thread or not self.on_end:
             return []
         end = time.monotonic() + seconds
         self.thread.join(seconds)
         self.begin_upload()
         self.thread.join(end - time.monotonic())
-        self.run = None  # on_exception comes after an error in on_fit_end, too
+        self.thread = None  # on_exception comes after an error in on_fit_end, too
         missing = self.new_files()
         for path in sorted(self.checkpoints.glob("*.ckpt")):
             state = "is NOT in the cloud" if path in missing else "is in the cloud"
