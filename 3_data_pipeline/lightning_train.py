@@ -69,14 +69,13 @@ def main() -> int:
 
     # From here on every rank runs every line.
     checkpoint = None
+    folder = Path()  # the other ranks write nothing
     if config.resume:
         # Resolved, because ModelCheckpoint compares paths.
         folder = config.resume.resolve()
         checkpoint = folder / "checkpoints" / "last.ckpt"
     elif rank_zero_only.rank == 0:
         folder = new_run_folder(CHAPTER / settings.output_dir).resolve()
-    else:
-        folder = Path()  # the other ranks write nothing
 
     callbacks = [
         Report(settings.wandb, resolved),

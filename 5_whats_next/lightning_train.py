@@ -91,13 +91,10 @@ def main() -> int:
         raise UserError(f"trainer.devices, num_nodes: {started} processes were started")
 
     # From here on every rank runs every line.
-    if resume_point.folder:
-        folder = resume_point.folder
-    elif rank_zero_only.rank == 0:
+    folder = resume_point.folder or Path()  # the other ranks write nothing
+    if not resume_point.folder and rank_zero_only.rank == 0:
         folder = new_run_folder(CHAPTER / settings.output_dir).resolve()
         resume_point.lock = lock_folder(folder)
-    else:
-        folder = Path()  # the other ranks write nothing
 
     callbacks = [
         Report(settings.wandb, resolved),

@@ -7,7 +7,6 @@ import logging
 import signal
 import sys
 import tempfile
-import uuid
 
 import torch.multiprocessing
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -30,7 +29,7 @@ def launch(num_processes: int) -> int:
             nproc_per_node=num_processes,
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",  # any free port
-            run_id=uuid.uuid4().hex,
+            run_id="launch",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(logs),
         )
