@@ -61,7 +61,7 @@ def main() -> None:
     tracker = None
     if rank == 0:
         folder = config.resume or new_run_folder(CHAPTER / settings.output_dir)
-        print(f"output    {os.path.relpath(folder)}", flush=True)
+        print(f"output    {os.path.relpath(folder)}")
         tracker = Tracker(folder, settings.wandb, resolved, state.rows, state.run_id)
 
     while state.step < total_steps:

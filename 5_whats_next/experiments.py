@@ -49,7 +49,7 @@ def main() -> None:
         rows[name] = [*files, *overrides]
         parse_config("", CLASSES, rows[name])  # a typo ends here
 
-    results = CHAPTER / "output" / "experiments" / options.file.stem
+    results = CHAPTER / "output/experiments" / options.file.stem
     names = tqdm(rows, disable=None)
     table = [train(rows[name], results / name) for name in names]
     frame = pd.DataFrame(table, index=list(rows))

@@ -98,6 +98,6 @@ def test_a_resumed_run_keeps_its_configuration(monkeypatch, tmp_path):
 def test_weights_that_are_not_finite_are_never_saved(monkeypatch, tmp_path):
     """Broken by: no check_finite in TrainingState.save."""
     settings = ["--trainer.log_every_n_steps=100", "--optimizer.lr=1e30"]
-    with pytest.raises(UserError, match=r"step 2: the weights are not finite"):
+    with pytest.raises(UserError, match=r"step 2: the loss or weights are not finite"):
         train(monkeypatch, tmp_path, *settings, "--trainer.checkpoint_every_n_steps=2")
     assert not list(tmp_path.rglob("*.ckpt"))

@@ -5,6 +5,7 @@ import pytest
 
 from src.data.loaders import Loaders
 from src.data.pytorch_dataset import DummyDataset
+from src.model.lightning_module import AutoencoderModule
 from src.run.checkpoint_io import AtomicCheckpointIO
 from src.run.errors import UserError
 from tests.runs import call, train
@@ -35,3 +36,12 @@ def test_a_checkpoint_can_be_read_or_is_refused(monkeypatch, tmp_path):
     path.rename(tmp_path / "checkpoints" / path.name)
     with pytest.raises(UserError, match="no checkpoint of a train script"):
         call(monkeypatch, f"--resume={tmp_path}", script=lightning_train)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(monkeypatch, tmp_path):
+    """Though the weights are finite, as with 16-mixed. Broken by: no loss in check_finite."""
+    step = AutoencoderModule.training_step
+    add_nan = lambda *a: step(*a) + float("nan")  # noqa: E731
+    monkeypatch.setattr(AutoencoderModule, "training_step", add_nan)
+    with pytest.raises(UserError, match="step 1: the loss or weights are not finite"):
+        train(monkeypatch, tmp_path, script=lightning_train)

@@ -33,12 +33,10 @@ class StopAndSave(Callback):
         """Keep the signal handlers that the program has set."""
         # Lightning's own one broadcasts inside of the handler, and hangs if one rank alone gets a
         # signal. https://github.com/Lightning-AI/pytorch-lightning/issues/20806
-        connector = trainer._signal_connector
-        connector.register_signal_handlers = lambda: None
+        trainer._signal_connector.register_signal_handlers = lambda: None
         # And before each step it asks all ranks, which waits for the GPU.
         # https://github.com/Lightning-AI/pytorch-lightning/issues/21487
-        loop = trainer.fit_loop.epoch_loop
-        loop._broadcast_sigterm_tensor = lambda: None
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
         """From here on a signal waits for the end of the step."""
@@ -47,12 +45,14 @@ class StopAndSave(Callback):
         self.request = StopRequest()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, module: L.LightningModule, *_: Any
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *_: Any
     ) -> None:
         """Save and end inside an epoch."""
         step = trainer.global_step
         if step % trainer.log_every_n_steps == 0:
-            check_finite(module, step)
+            # With 16-mixed the scaler leaves out a step whose gradients are not finite: then the
+            # weights stay as they are, for ever.
+            check_finite(module, step, outputs["loss"])
         # After an epoch's last step come the validation and on_train_epoch_end.
         if step % trainer.num_training_batches:
             is_due = self.every > 0 and step % self.every == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -36,7 +36,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     except RuntimeError as error:
         # torch.save raises it while it handles the OSError of a full disk.
-        raise (error.__context__ or error) from None
+        raise error.__context__ or error from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -58,15 +58,15 @@ def read_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
         ) from error
 
 
-def check_finite(model: nn.Module, step: int) -> None:
-    """Raise UserError if a weight is not finite; such weights stay so, and are worth nothing.
+def check_finite(model: nn.Module, step: int, *losses: Tensor) -> None:
+    """Raise UserError if a loss or a weight is not finite; the weights would stay so.
 
     Called before each save and beside each logged row, and not in each step, because a GPU would
     have to be waited for.
     """
-    if not all(weight.isfinite().all() for weight in model.parameters()):
+    if not all(x.isfinite().all() for x in [*losses, *model.parameters()]):
         raise UserError(
-            f"step {step}: the weights are not finite; a lower optimizer.lr? "
+            f"step {step}: the loss or weights are not finite; a lower optimizer.lr? "
             "The last checkpoint is from before"
         )
 
