@@ -155,7 +155,7 @@ def show(turns: pd.DataFrame, names: list[str], picture: Path) -> None:
     axes[0].invert_yaxis()  # the first one at the top
     axes[0].set_xscale("log")  # they differ by orders of magnitude
     figure.savefig(picture, dpi=110)
-    print(f"look at {picture.relative_to(CHAPTER)}")
+    print(f"look at {picture.parent.name}: {picture.name}")
 
 
 if __name__ == "__main__":
