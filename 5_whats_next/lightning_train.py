@@ -73,8 +73,6 @@ def main() -> int:
     """Read the settings and train. Returns the exit code."""
     resume_point = find_resume_point(__doc__, CLASSES)
     config = resume_point.config
-    resolved = resume_point.settings
-    checkpoint = resume_point.checkpoint
     settings = config.trainer
     # A rank of launch, torchrun or srun?
     is_rank = "LOCAL_RANK" in os.environ or SLURMEnvironment.detect()
@@ -97,7 +95,7 @@ def main() -> int:
         resume_point.lock = lock_folder(folder)
 
     callbacks = [
-        Report(settings.wandb, resolved),
+        Report(settings.wandb, resume_point.settings),
         StopAndSave(
             settings.max_steps,
             # What is uploaded has to be saved before.
@@ -119,7 +117,7 @@ def main() -> int:
         LoaderReport(),
     ]
     trainer, module, data = build_training(config, folder, callbacks)
-    trainer.fit(module, data, ckpt_path=checkpoint)
+    trainer.fit(module, data, ckpt_path=resume_point.checkpoint)
     return 0
 
 

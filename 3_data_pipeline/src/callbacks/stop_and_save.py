@@ -52,7 +52,7 @@ class StopAndSave(Callback):
         if step % trainer.log_every_n_steps == 0:
             # With 16-mixed the scaler leaves out a step whose gradients are not finite: then the
             # weights stay as they are, for ever.
-            check_finite(module, step, outputs["loss"])
+            check_finite(module, step, outputs.get("loss", torch.tensor(0)))
         # After an epoch's last step come the validation and on_train_epoch_end.
         if step % trainer.num_training_batches:
             is_due = self.every > 0 and step % self.every == 0
@@ -83,8 +83,10 @@ class StopAndSave(Callback):
         if is_due or is_stopping:
             check_finite(module, step)
             # By all ranks, because it waits for all of them; rank 0 writes.
-            path = Path(trainer.default_root_dir, "checkpoints", "last.ckpt")
-            trainer.save_checkpoint(path, weights_only=False)
+            trainer.save_checkpoint(
+                Path(trainer.default_root_dir, "checkpoints", "last.ckpt"),
+                weights_only=False,
+            )
         if is_stopping:
             # Not with trainer.should_stop, which validates first, and ends like a whole training.
             if trainer.is_global_zero:
