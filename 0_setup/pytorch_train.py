@@ -49,7 +49,7 @@ def main() -> int:
     # A resumed run goes on in its own folder, a new one gets a new folder: none is overwritten.
     if config.resume:
         folder = config.resume
-        state.load(folder / "checkpoints" / "last.ckpt")
+        state.load(folder / "checkpoints/last.ckpt")
     else:
         folder = new_run_folder(CHAPTER / settings.output_dir)
 
@@ -60,6 +60,7 @@ def main() -> int:
     print(f"training  steps {state.step} to {total_steps}")
     print(f"output    {shown_folder}", flush=True)
 
+    # It appends to state.rows, so that they are part of each checkpoint.
     tracker = Tracker(folder, settings.wandb, resolved, state.rows, state.run_id)
     state.run_id = tracker.run.id
     stop = StopRequest()
@@ -70,7 +71,7 @@ def main() -> int:
 
     exit_at_signals()  # all is saved
     model.load_state_dict(read_checkpoint(tracker.best)["model"])
-    scores = report(model, loaders, folder, state.step)
+    scores = report(model, loaders, folder)
     plot_reconstructions(model, loaders.val_set, folder)
     plot_curves(folder, loaders.val_set, scores)
     print(f"look at {shown_folder}: reconstructions.png, curves.png")

@@ -52,17 +52,17 @@ def main() -> None:
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
     state = TrainingState(model, optimizer, scheduler, resolved)
     train_loader = loaders.train_loader(lambda: state.step)
-    val_loader = loaders.val_loader()
     # Each backward pass averages the gradients over the ranks.
     ddp_model = DistributedDataParallel(model)
 
     if config.resume:
-        state.load(config.resume / "checkpoints" / "last.ckpt")
+        state.load(config.resume / "checkpoints/last.ckpt")
     tracker = None
     if rank == 0:
         folder = config.resume or new_run_folder(CHAPTER / settings.output_dir)
         print(f"output    {os.path.relpath(folder)}")
         tracker = Tracker(folder, settings.wandb, resolved, state.rows, state.run_id)
+        state.run_id = tracker.run.id
 
     while state.step < total_steps:
         epoch = state.step // loaders.steps_per_epoch
@@ -92,7 +92,7 @@ def main() -> None:
                     tracker.log(state.step, epoch, row)
 
         # All ranks validate their share at the end of an epoch.
-        errors = sum_over_ranks(model_errors(model, val_loader))
+        errors = sum_over_ranks(model_errors(model, loaders.val_loader()))
         scores = to_scores(errors, loaders.val_set)
         if tracker:
             tracker.log(state.step, epoch, scores)

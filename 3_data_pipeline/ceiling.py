@@ -29,7 +29,7 @@ from src.data.look_ahead import LookAhead
 from src.data.sampler import epoch_order
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.run.config import HelpFormatter
-from src.run.errors import one_line_errors
+from src.run.errors import UserError, one_line_errors
 
 
 def chunk_numbers(
@@ -54,6 +54,8 @@ def object_names(dataset: FastDataset, batches: list[list[int]]) -> list[set[str
     names: list[set[str]] = [set() for _ in batches]
     for field in dataset.stored:
         array = zarr.open_array(dataset.store, path=field.array, mode="r")
+        if array.shards:
+            raise UserError(f"{dataset.url}: its objects hold several chunks")
         for batch, own_names in zip(batches, names, strict=True):
             for index in batch:
                 for number in chunk_numbers(dataset, field, index):

@@ -33,7 +33,7 @@ from src.run.tracking import new_run_folder
 
 @dataclass
 class LightningSettings(TrainerSettings):
-    """Chapter 0's settings and three more, with the names of Lightning's Trainer.
+    """Chapter 0's settings and those of Lightning, with the names of Lightning's Trainer.
 
     Args:
         devices: devices of each machine, with one process for each.
@@ -73,11 +73,12 @@ def main() -> int:
     if config.resume:
         # Resolved, because ModelCheckpoint compares paths.
         folder = config.resume.resolve()
-        checkpoint = folder / "checkpoints" / "last.ckpt"
+        checkpoint = folder / "checkpoints/last.ckpt"
     elif rank_zero_only.rank == 0:
         folder = new_run_folder(CHAPTER / settings.output_dir).resolve()
 
     callbacks = [
+        # Before StopAndSave: a checkpoint has the row of its own step.
         Report(settings.wandb, resolved),
         StopAndSave(settings.max_steps, settings.checkpoint_every_n_steps),
         # Written after a validation, before StopAndSave's last.ckpt.

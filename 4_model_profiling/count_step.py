@@ -10,7 +10,14 @@ product, and at least as long as its bytes at the speed of a copy.
 from collections.abc import Callable
 
 import torch
-from instruments import StepTimer, elapsed, make_parser, now, short_training
+from instruments import (
+    WARMUP,
+    StepTimer,
+    elapsed,
+    make_parser,
+    now,
+    short_training,
+)
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import (
@@ -92,7 +99,7 @@ def main() -> None:
     words = [f"-c={options.config}", *overrides]
     operations, size = count_step(words)
     timer = StepTimer()
-    trainer, _ = short_training(words, options.steps, [timer])
+    trainer, _ = short_training(words, WARMUP + options.steps, [timer])
     measured = timer.milliseconds()["step"]
     speed, bandwidth = machine_speed(timer.device, DTYPES[str(trainer.precision)])
     computing = 1e3 * operations / speed

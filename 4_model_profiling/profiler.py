@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from instruments import make_parser, short_training
+from instruments import WARMUP, make_parser, short_training
 from lightning.pytorch.profilers import (
     AdvancedProfiler,
     PyTorchProfiler,
@@ -55,7 +55,7 @@ def main() -> None:
             "pytorch_profiler_output",
             sort_by_key=f"self_{device}_time_total",
             # Some steps after the first ones: a trace of all would be slow to open.
-            schedule=schedule(wait=options.steps - 6, warmup=1, active=4, repeat=1),
+            schedule=schedule(wait=WARMUP, warmup=1, active=4, repeat=1),
             profile_memory=True,
         ),
     ]

@@ -7,6 +7,7 @@ What has been trained with the same settings before is kept: a stopped command g
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -26,13 +27,6 @@ from src.callbacks import Report
 from src.run.checkpoint import atomic_write
 from src.run.config import CHAPTER, parse_config
 from src.run.errors import UserError, one_line_errors
-
-
-class Curves(Report):
-    """Writes metrics.csv, and does not score the model at the end."""
-
-    def on_fit_end(self, *_: object) -> None:
-        """Nothing: a short training has no best checkpoint."""
 
 
 def main() -> None:
@@ -75,6 +69,7 @@ def train(arguments: list[str], folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)  # of other settings, or stopped
     folder.mkdir(parents=True)
     config.trainer.devices = 1
+    gc.collect()  # the training before may still fill the GPU
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 
@@ -84,9 +79,9 @@ def train(arguments: list[str], folder: Path) -> dict[str, Any]:
         trainer, module, data = build_training(
             config,
             folder,
-            [Curves("disabled", resolved)],
+            [Report("disabled", resolved)],
             max_steps=config.trainer.max_steps,
-            enable_checkpointing=False,
+            enable_checkpointing=False,  # without a best one, Report scores nothing
             enable_model_summary=False,
         )
         try:

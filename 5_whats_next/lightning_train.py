@@ -42,7 +42,7 @@ from src.run.tracking import new_run_folder
 
 @dataclass
 class LightningSettings(TrainerSettings):
-    """Chapter 0's settings and three more, with the names of Lightning's Trainer.
+    """Chapter 0's settings and those of Lightning, with the names of Lightning's Trainer.
 
     Args:
         devices: devices of each machine, with one process for each.
@@ -95,6 +95,7 @@ def main() -> int:
         resume_point.lock = lock_folder(folder)
 
     callbacks = [
+        # Before StopAndSave: a checkpoint has the row of its own step.
         Report(settings.wandb, resume_point.settings),
         StopAndSave(
             settings.max_steps,

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -43,7 +44,7 @@ WAYS = {
 def losses(folder: Path) -> pd.Series:
     """The training loss of each step so far of the only run in this folder."""
     for table in folder.glob("*/metrics.csv"):
-        if table.stat().st_size:  # it is empty for a moment
+        with suppress(pd.errors.EmptyDataError):  # it has no row yet
             return pd.read_csv(table, index_col="step")["train_loss"].dropna()
     return pd.Series()
 

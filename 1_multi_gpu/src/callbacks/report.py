@@ -103,14 +103,14 @@ class Report(Callback):
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Score the best checkpoint beside the baselines. The other ranks have ended."""
-        if isinstance(module, AutoencoderModule):
-            folder = Path(trainer.default_root_dir)
-            best = folder / "checkpoints" / "best.ckpt"
+        folder = Path(trainer.default_root_dir)
+        best = folder / "checkpoints/best.ckpt"
+        if isinstance(module, AutoencoderModule) and best.exists():
             module.load_state_dict(read_checkpoint(best)["state_dict"])
             # Lightning has moved it to the CPU.
             model = module.model.to(trainer.strategy.root_device)
             loaders = module.loaders
-            scores = report(model, loaders, folder, trainer.global_step)
+            scores = report(model, loaders, folder)
             plot_reconstructions(model, loaders.val_set, folder)
             plot_curves(folder, loaders.val_set, scores)
             print(f"look at {os.path.relpath(folder)}: reconstructions.png, curves.png")

@@ -71,7 +71,7 @@ class GridDataset(FieldDataset):
     def cell_area(self, index: Tensor) -> Tensor:
         """Cosine of each row's latitude: (B, H)."""
         lat = np.stack([self.coordinates(i)[1] for i in index.tolist()])
-        if np.abs(lat).max() > 90:
+        if np.abs(self.grid.lat).max() > 90:
             # Not degrees, but metres of a projection: its cells are alike.
             lat = np.zeros_like(lat)
         return torch.from_numpy(np.cos(np.deg2rad(lat)))

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from jsonargparse.typing import ClosedUnitInterval
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -16,7 +17,7 @@ def make_optimizer(
     lr: float = 4e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.05,
-    warmup_fraction: float = 0.05,
+    warmup_fraction: ClosedUnitInterval = 0.05,
 ) -> tuple[Optimizer, LRScheduler]:
     """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
 
@@ -35,11 +36,11 @@ def make_optimizer(
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups: list[Any] = [
-        {"params": matrices, "weight_decay": weight_decay},
+        {"params": matrices},
         {"params": vectors, "weight_decay": 0.0},
     ]
     try:
-        optimizer = AdamW(groups, lr=lr, betas=betas)
+        optimizer = AdamW(groups, lr=lr, betas=betas, weight_decay=weight_decay)
     except ValueError as error:  # a negative learning rate, for example
         raise UserError(f"optimizer: {error}") from error
     warmup_steps = round(warmup_fraction * total_steps)

@@ -50,8 +50,8 @@ class Tracker:
     ) -> None:
         if settings:  # LightningCLI writes its own
             (folder / "config.yaml").write_text(settings)
-        self.last = folder / "checkpoints" / "last.ckpt"
-        self.best = folder / "checkpoints" / "best.ckpt"
+        self.last = folder / "checkpoints/last.ckpt"
+        self.best = folder / "checkpoints/best.ckpt"
         self.path = folder / "metrics.csv"
         self.rows = rows
         self.write_all_rows()

@@ -84,7 +84,7 @@ class StopAndSave(Callback):
             check_finite(module, step)
             # By all ranks, because it waits for all of them; rank 0 writes.
             trainer.save_checkpoint(
-                Path(trainer.default_root_dir, "checkpoints", "last.ckpt"),
+                Path(trainer.default_root_dir, "checkpoints/last.ckpt"),
                 weights_only=False,
             )
         if is_stopping:

@@ -97,7 +97,9 @@ class MaskedAutoencoder(nn.Module):
             decoder_num_heads,
         )
 
-    def forward(self, x: Tensor, index: Tensor, epoch: int | None = None) -> Output:
+    def forward(
+        self, x: Tensor, index: Tensor, epoch: int | Tensor | None = None
+    ) -> Output:
         """Reconstruct ``x`` (B, V, T, H, W), NaN where there is no value; ``index`` (B,).
 
         The samples' numbers and the epoch decide what is hidden. Without an epoch it is the same in

@@ -91,13 +91,17 @@ def as_text(scores: Scores) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
-def evaluate_baselines(model: nn.Module, loader: DataLoader) -> dict[str, Scores]:
-    """The scores of guesses without training, at the values that are hidden from the model."""
+def evaluate_guesses(model: nn.Module, loader: DataLoader) -> dict[str, Scores]:
+    """The scores of the model and of guesses without training, at the same hidden values."""
     dataset: Any = loader.dataset
     sums: dict[str, Any] = {}
     for x, index in loader:
-        hidden = reconstruct(model, x, index).hidden
-        guesses = {"inverse distance": inverse_distance(x, hidden)}
+        output = reconstruct(model, x, index)
+        hidden = output.hidden
+        guesses = {
+            "masked autoencoder": output.prediction,
+            "inverse distance": inverse_distance(x, hidden),
+        }
         if hasattr(dataset, "climatology"):  # a dataset without a calendar has none
             season = torch.stack([dataset.climatology(i) for i in index.tolist()])
             # 0 is the training mean, for a place that never has a value.
@@ -135,9 +139,7 @@ def inverse_distance(x: Tensor, hidden: Tensor) -> Tensor:
     return guess
 
 
-def report(
-    model: nn.Module, loaders: Loaders, folder: Path, step: int
-) -> dict[str, Scores]:
+def report(model: nn.Module, loaders: Loaders, folder: Path) -> dict[str, Scores]:
     """Score the model beside the baselines: print the scores, and write them to summary.json.
 
     The model has the weights of the best checkpoint. The validation has chosen it, so its score
@@ -147,7 +149,7 @@ def report(
         The validation's scores.
     """
     scores = score(model, loaders, loaders.val_set, "validation")
-    summary = {"step": step, "validation": scores}
+    summary = {"validation": scores}
     if loaders.test_set:
         summary["test"] = score(model, loaders, loaders.test_set, "test")
     (folder / "summary.json").write_text(json.dumps(summary, indent=2))
@@ -161,8 +163,7 @@ def score(
     number = min(len(dataset), MOST_SAMPLES)
     samples = np.linspace(0, len(dataset) - 1, number, dtype=int).tolist()
     loader = loaders.in_order(dataset, samples)
-    scores = {"masked autoencoder": evaluate(model, loader)}
-    scores |= evaluate_baselines(model, loader)
+    scores = evaluate_guesses(model, loader)
     for variable, unit in zip(dataset.variables, dataset.units, strict=True):
         print(f"{name} RMSE of {variable} ({unit}), hidden values of {number} windows")
         for guess, metrics in scores.items():

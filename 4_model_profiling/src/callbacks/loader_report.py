@@ -14,6 +14,10 @@ class LoaderReport(Callback):
     the steps run behind Python, so some of the waiting costs nothing; chapter 4 measures there.
     """
 
+    # Lightning also validates without a training.
+    start = 0.0
+    asked = 0.0
+
     def on_train_start(self, *_: object) -> None:
         """Start the clock also where a run goes on inside an epoch."""
         self.on_train_epoch_start()

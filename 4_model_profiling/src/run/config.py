@@ -102,7 +102,7 @@ def parse_config(
     early.add_argument("-c", "--config")
     options, _ = early.parse_known_args(arguments)
     if options.resume:
-        checkpoint = options.resume / "checkpoints" / "last.ckpt"
+        checkpoint = options.resume / "checkpoints/last.ckpt"
         saved = read_checkpoint(checkpoint).get("settings")
         if not saved:  # one of LightningCLI, for example
             raise UserError(f"{checkpoint} is no checkpoint of a train script")

@@ -3,6 +3,7 @@
 import math
 from typing import Any, Literal
 
+from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -16,12 +17,12 @@ def make_optimizer(
     lr: float = 4e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.05,
-    warmup_fraction: float = 0.05,
+    warmup_fraction: ClosedUnitInterval = 0.05,
     fused: bool = False,
     schedule: Literal["cosine", "restarts", "one-cycle"] = "cosine",
-    periods: int = 2,
+    periods: PositiveInt = 2,
 ) -> tuple[Optimizer, LRScheduler]:
-    """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.
+    """AdamW, and its learning rate: after a linear warmup a cosine decay to zero, or another one.
 
     Args:
         model: the parameters to optimise.
@@ -42,12 +43,14 @@ def make_optimizer(
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups: list[Any] = [
-        {"params": matrices, "weight_decay": weight_decay},
+        {"params": matrices},
         {"params": vectors, "weight_decay": 0.0},
     ]
     try:
         # None, because False would also choose the slowest of AdamW's three versions.
-        optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
+        optimizer = AdamW(
+            groups, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused or None
+        )
     except ValueError as error:  # a negative learning rate, for example
         raise UserError(f"optimizer: {error}") from error
     if schedule == "one-cycle":  # with a warmup of its own
@@ -65,7 +68,7 @@ def make_optimizer(
         return 0.5 * (1 + math.cos(math.pi * progress))
 
     if schedule == "restarts":
-        steps = math.ceil((total_steps - warmup_steps) / max(1, periods))
+        steps = math.ceil((total_steps - warmup_steps) / periods)
         parts = [
             LambdaLR(optimizer, lr_factor),
             lr_scheduler.CosineAnnealingWarmRestarts(optimizer, max(1, steps)),

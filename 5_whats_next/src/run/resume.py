@@ -106,8 +106,8 @@ def find_checkpoint(folder: Path, url: str) -> Path | None:
     Raises:
         UserError: the disk has none, and the cloud gives no answer, or nothing that is whole.
     """
-    best = folder / "checkpoints" / "best.ckpt"
-    last = folder / "checkpoints" / "last.ckpt"
+    best = folder / "checkpoints/best.ckpt"
+    last = folder / "checkpoints/last.ckpt"
     objects = []
     if url:
         last.parent.mkdir(parents=True, exist_ok=True)
