@@ -1,7 +1,7 @@
 """Train a masked autoencoder in plain PyTorch, on one device.
 
 uv run python pytorch_train.py                         real ocean data, a minute on a laptop
-uv run python pytorch_train.py -c config/longer.yaml   a bigger model, some minutes
+uv run python pytorch_train.py -c config/longer.yaml   a bigger model, a quarter of an hour
 uv run python pytorch_train.py --model.mask_ratio 0.9  override any key of the config
 uv run python pytorch_train.py --resume output/run_1   go on where a run stopped
 """
