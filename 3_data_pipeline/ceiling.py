@@ -71,6 +71,7 @@ def get_raw(dataset: FastDataset, names: list[set[str]]) -> None:
     store = ts.KvStore.open(place, context=context).result()
     objects: dict[str, ts.Future] = {}
     waiting: deque[list[ts.Future]] = deque()
+    ahead = 0  # grows as LookAhead's
     for own_names in names:
         if not dataset.cache_mb:
             # As in the loader, only an object that is on its way is not asked for again.
@@ -78,8 +79,9 @@ def get_raw(dataset: FastDataset, names: list[set[str]]) -> None:
         for name in own_names - objects.keys():
             objects[name] = store.read(name)
         waiting.append([objects[name] for name in own_names])
-        if len(waiting) > dataset.batches_ahead:
+        if len(waiting) > ahead:
             wait(waiting.popleft())
+            ahead = min(2 * ahead + 1, dataset.batches_ahead)
     for futures in waiting:
         wait(futures)
 
