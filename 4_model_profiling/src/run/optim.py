@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-from jsonargparse.typing import ClosedUnitInterval
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -17,7 +16,7 @@ def make_optimizer(
     lr: float = 4e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.05,
-    warmup_fraction: ClosedUnitInterval = 0.05,
+    warmup_fraction: float = 0.05,
     fused: bool = False,
 ) -> tuple[Optimizer, LRScheduler]:
     """AdamW with a linear warmup and a cosine decay to zero, stepped after every optimiser step.

@@ -3,7 +3,6 @@
 import math
 from typing import Any, Literal
 
-from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -17,10 +16,10 @@ def make_optimizer(
     lr: float = 4e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.05,
-    warmup_fraction: ClosedUnitInterval = 0.05,
+    warmup_fraction: float = 0.05,
     fused: bool = False,
     schedule: Literal["cosine", "restarts", "one-cycle"] = "cosine",
-    periods: PositiveInt = 2,
+    periods: int = 2,
 ) -> tuple[Optimizer, LRScheduler]:
     """AdamW, and its learning rate: after a linear warmup a cosine decay to zero, or another one.
 
@@ -68,7 +67,7 @@ def make_optimizer(
         return 0.5 * (1 + math.cos(math.pi * progress))
 
     if schedule == "restarts":
-        steps = math.ceil((total_steps - warmup_steps) / periods)
+        steps = math.ceil((total_steps - warmup_steps) / max(1, periods))
         parts = [
             LambdaLR(optimizer, lr_factor),
             lr_scheduler.CosineAnnealingWarmRestarts(optimizer, max(1, steps)),
