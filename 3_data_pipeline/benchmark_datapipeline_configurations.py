@@ -151,10 +151,10 @@ def show(turns: pd.DataFrame, names: list[str], picture: Path) -> None:
         axis.barh(names, medians[column])
         axis.plot(turns[column], turns["name"], ".", color="0.4")
         axis.set_title(column.replace("_", " "))
-        axis.grid(axis="x", alpha=0.3)
+        axis.grid(axis="x")
     axes[0].invert_yaxis()  # the first one at the top
     axes[0].set_xscale("log")  # they differ by orders of magnitude
-    figure.savefig(picture, dpi=110)
+    figure.savefig(picture)
     print(f"look at {picture.parent.name}: {picture.name}")
 
 

@@ -31,6 +31,7 @@ def slow_network(delay: float) -> Iterator[None]:
     # session of its own: at Ctrl-C a training may need one more batch.
     proxy = subprocess.Popen(
         [sys.executable, __file__, "--serve", address, str(delay)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -41,13 +42,14 @@ def slow_network(delay: float) -> Iterator[None]:
         yield
     finally:
         del os.environ["EMBEDDED_S3_ENDPOINT"]
-        proxy.kill()
-        proxy.wait()
+        proxy.communicate()  # closes the pipe, and waits
 
 
 async def serve(address: str, delay: float) -> None:
-    """Pass on what clients send, late, and the answers at once; until the process is killed."""
+    """Pass on what clients send, late, and the answers at once, while the starter lives."""
     host, port = address.split(":")
+    # Its end closes the pipe, whatever ends it.
+    asyncio.get_running_loop().add_reader(sys.stdin, os._exit, 0)
 
     async def handle(
         client: asyncio.StreamReader, to_client: asyncio.StreamWriter
@@ -76,7 +78,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         asyncio.run(serve(sys.argv[2], float(sys.argv[3])))
     with one_line_errors(), slow_network(float(sys.argv[1])):
-        # After one_line_errors, which has a handler of its own. The command gets Ctrl-C, too, and
-        # decides. Not SIG_IGN, which it would inherit.
+        command = subprocess.Popen(sys.argv[2:])
+        # After one_line_errors, which has handlers of its own. The command decides what a signal
+        # means, and needs the network until its end. A terminal sends it Ctrl-C, too.
         signal.signal(signal.SIGINT, lambda *_: None)
-        sys.exit(subprocess.call(sys.argv[2:]))
+        signal.signal(signal.SIGTERM, lambda *_: command.terminate())
+        sys.exit(command.wait())
