@@ -90,5 +90,8 @@ class StopAndSave(Callback):
         if is_stopping:
             # Not with trainer.should_stop, which validates first, and ends like a whole training.
             if trainer.is_global_zero:
-                print(f"stopped after step {step}; go on with --resume", flush=True)
+                print(
+                    f"stopped after step {step}; go on with --resume {trainer.default_root_dir}",
+                    flush=True,
+                )
             sys.exit(128 + signal_number if signal_number else 0)
