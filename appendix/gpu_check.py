@@ -31,6 +31,11 @@ PARTS = {
     "devices": 110,
     "rank_that_fails": 60,
 }
+SMALL = [
+    "--trainer.accelerator=cpu",
+    "--model.embed_dim=16",
+    "--model.decoder_embed_dim=16",
+]
 GPU_TESTS = "test_model or gpus_with_nccl or for_a_gpu"
 TEST_FILES = [
     "0_setup/tests/test_model.py",
@@ -52,13 +57,13 @@ class GpuCheck:
     """The parts: each returns a table or a line, or raises.
 
     Args:
-        quick: on a processor.
+        quick: on a processor, with a small model.
     """
 
     def __init__(self, quick: bool) -> None:
         self.quick = quick
         self.deadline = 0.0  # of a part, on time.monotonic()
-        self.device = [f"--trainer.accelerator={'cpu' if quick else 'cuda'}"]
+        self.device = SMALL if quick else ["--trainer.accelerator=cuda"]
         self.most = 2 if quick else torch.cuda.device_count()
 
     def run(self, folder: str, *words: str) -> str:
