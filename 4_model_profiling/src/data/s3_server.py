@@ -104,8 +104,9 @@ def start_server() -> dict[str, str]:
 def free_ports() -> dict[str, int]:
     """A port that nobody listens on, for each service; it takes the one 10,000 above, too."""
     while True:
-        # Linux gives those from 32768 on to any process that asks, perhaps before the server.
-        numbers = random.sample(range(10_000, 22_768), len(SERVICES))
+        # Linux gives those from 32768 on to any process that asks, perhaps before the server. And a
+        # span of 10,000, so that none is the one 10,000 above another.
+        numbers = random.sample(range(12_768, 22_768), len(SERVICES))
         if not any(is_taken(n) or is_taken(n + 10_000) for n in numbers):
             return dict(zip(SERVICES, numbers, strict=True))
 
