@@ -97,6 +97,8 @@ class GpuCheck:
 
     def step(self) -> str:
         """The timing table of the default model, in three precisions."""
+        if self.quick:
+            return self.timing("--steps=2", "--repeats=1")
         return self.timing("--steps=45", "--repeats=2")
 
     def large_model(self) -> str:
