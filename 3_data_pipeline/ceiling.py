@@ -71,7 +71,7 @@ def get_raw(dataset: FastDataset, names: list[set[str]]) -> None:
     store = ts.KvStore.open(place, context=context).result()
     objects: dict[str, ts.Future] = {}
     waiting: deque[list[ts.Future]] = deque()
-    ahead = 0  # grows as LookAhead's
+    ahead = 0  # grows as in LookAhead
     for own_names in names:
         if not dataset.cache_mb:
             # As in the loader, only an object that is on its way is not asked for again.

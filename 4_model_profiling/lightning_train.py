@@ -33,7 +33,7 @@ from src.run.tracking import new_run_folder
 
 @dataclass
 class LightningSettings(TrainerSettings):
-    """Chapter 0's settings and those of Lightning, with the names of Lightning's Trainer.
+    """Chapter 0's settings and more, with the names of Lightning's Trainer.
 
     Args:
         devices: devices of each machine, with one process for each.

@@ -36,7 +36,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     except RuntimeError as error:
         # torch.save raises it while it handles the OSError of a full disk.
-        raise error.__context__ or error from None
+        raise (error.__context__ or error) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -59,7 +59,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_finite(model: nn.Module, step: int, *losses: Tensor) -> None:
-    """Raise UserError if a loss or a weight is not finite; the weights would stay so.
+    """Raise UserError if a loss or a weight is not finite: such weights would stay so.
 
     Called before each save and beside each logged row, and not in each step, because a GPU would
     have to be waited for.
