@@ -33,8 +33,8 @@ from src.run.errors import UserError, one_line_errors
 COLUMNS = {
     "samples_per_second": "{:.1f}",
     "busy": "{:.0%}",  # the part of the time in which the training did not wait
-    "first_batch": "{:.2f} s",
-    "memory": "{:.0f} MB",
+    "first_batch_s": "{:.2f}",
+    "memory_mb": "{:.0f}",
 }
 
 
@@ -74,7 +74,7 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
     seconds = asked - measured[0][0]
     waited = sum(came - start for start, came in measured)
     return {
-        "first_batch": times[0][1] - opened,
+        "first_batch_s": times[0][1] - opened,
         "samples_per_second": len(measured) * settings["batch_size"] / seconds,
         "busy": 1 - waited / seconds,
     }
@@ -91,7 +91,7 @@ def one_turn(settings: dict[str, Any]) -> dict[str, float]:
         peak = 0.0
         while not wait([future], timeout=0.2).done:
             peak = max(peak, memory(pid))
-        return future.result() | {"memory": peak}
+        return future.result() | {"memory_mb": peak}
 
 
 def memory(pid: int) -> float:
@@ -148,10 +148,10 @@ def show(turns: pd.DataFrame, names: list[str], picture: Path) -> None:
     figure = Figure(figsize=(14, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(COLUMNS), sharey=True)
     for axis, column in zip(axes, COLUMNS, strict=True):
-        axis.barh(names, medians[column])
+        axis.plot(medians[column], names, "o")
         axis.plot(turns[column], turns["name"], ".", color="0.4")
         axis.set_title(column.replace("_", " "))
-        axis.grid(axis="x")
+        axis.grid()
     axes[0].invert_yaxis()  # the first one at the top
     axes[0].set_xscale("log")  # they differ by orders of magnitude
     figure.savefig(picture)

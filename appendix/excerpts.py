@@ -27,7 +27,9 @@ def current(readme: Path) -> str:
         start = first_with(places.partition(" ... ")[0], lines, 0)
         end = first_with(places.partition(" ... ")[2], lines, start)
         code = textwrap.dedent("\n".join(lines[start : end + 1]))
-        return f"<!-- code {path}: {places} -->\n```python\n{code}\n```\n<!-- end -->"
+        language = path.rpartition(".")[2].replace("py", "python")
+        code = f"```{language}\n{code}\n```"
+        return f"<!-- code {path}: {places} -->\n{code}\n<!-- end -->"
 
     return MARKER.sub(replacement, readme.read_text())
 

@@ -64,7 +64,7 @@ class GpuCheck:
         self.quick = quick
         self.deadline = 0.0  # of a part, on time.monotonic()
         self.device = SMALL if quick else ["--trainer.accelerator=cuda"]
-        self.most = 2 if quick else torch.cuda.device_count()
+        self.most = 1 if quick else torch.cuda.device_count()
 
     def run(self, folder: str, *words: str) -> str:
         """What Python with these words prints in a chapter's folder; ends all its processes."""

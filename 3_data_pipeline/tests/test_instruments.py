@@ -85,7 +85,7 @@ def test_benchmark_and_ceiling_print_and_draw(
     content = yaml.safe_load(ladder.read_text())
     content["defaults"] |= {"delay": 0.01, "seconds": 0.1, "dataset_args": MANY_BLOCKS}
     one = content["configurations"]["one window after the other"]
-    content["configurations"] = {"one": one, "two": {"num_workers": 1}}
+    content["configurations"] = {"one": one, "two": {"batch_size": 8}}
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(content))
     benchmark.main(str(file), repeats=1)

@@ -112,7 +112,7 @@ class CloudUploadCallback(Callback):
         self.thread.start()
 
     def upload_new(self) -> None:
-        """Upload what is new. What fails is said, and is tried again the next time."""
+        """Upload new checkpoints. A failure is printed, and tried again with the next upload."""
         for path in self.new_files():
             # The training replaces the file meanwhile; the link stays what it is.
             link = path.with_suffix(".upload")
@@ -125,7 +125,7 @@ class CloudUploadCallback(Callback):
             except (*CLOUD_ERRORS, UserError) as error:
                 print(f"cloud     {path.name} failed: {error}", flush=True)
             finally:
-                link.unlink(missing_ok=True)
+                link.unlink(missing_ok=True)  # the bytes have another name
 
     def on_train_end(self, *_: Any) -> None:
         """Upload the last ones, while Report scores the model."""

@@ -65,7 +65,8 @@ class CloudRun:
         """Upload a checkpoint; keep the one before it, and delete older ones."""
         key = f"{file.stem}-{saved_step(file):09d}-{digest(file)}.ckpt"
         self.fs.put_file(str(file), f"{self.path}/{key}")
-        # Not all but the newest two: a run that goes on from an older one would delete its own.
+        # Only among older steps: a run that was resumed from an older step must not delete its own
+        # upload.
         older = [other for other in self.objects(file.stem) if other < key]
         for other in older[1:]:
             self.fs.rm_file(f"{self.path}/{other}")

@@ -115,13 +115,13 @@ def find_checkpoint(folder: Path, url: str) -> Path | None:
             run = CloudRun(url)
             # Outside of the lock, so that all ranks wait for a silent cloud together.
             objects = run.objects("last")
-            # Of a machine's ranks one downloads, and the others find its file.
+            # One rank of each machine downloads, and the others find the file.
             with FileLock(folder / "download.lock"):
                 run.download_newer(run.objects("best"), best)
                 run.download_newer(objects, last)
         except CLOUD_ERRORS as error:
             if not last.exists():
-                # A new beginning would hide what is there.
+                # Starting from scratch would ignore the checkpoints that may be there.
                 raise UserError(f"{url} gives no answer: {error}") from error
             print(f"resume    from the disk; {url}: {error}", flush=True)
     if last.exists():
