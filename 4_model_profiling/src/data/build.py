@@ -78,8 +78,8 @@ def begin(store: CheckedStore, fields: xr.Dataset, sizes: dict[str, Any]) -> Non
         )
     if read_file(store, "regions/axes"):
         return
-    # lz4 decodes several times as fast as zstd, zarr's default. Without a checksum most flipped bits
-    # decode to other numbers.
+    # lz4 decodes several times as fast as zstd, zarr's default. Without a checksum most flipped
+    # bits decode to other numbers.
     codec = {"compressors": [BloscCodec(cname="lz4"), Crc32cCodec()]}
     numbers = {"dtype": "float32", "_FillValue": math.nan}
     encoding: dict[str, Any] = {}
