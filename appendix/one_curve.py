@@ -3,7 +3,7 @@
   uv run python appendix/one_curve.py [settings for all, for example --trainer.max_epochs 5]
 
 The last training is killed half-way and loses its folder; the same command goes on from the cloud.
-Leaves the runs and one_curve.png in appendix/output/one_curve; about seven minutes on two cores.
+Leaves the runs and one_curve.png in appendix/output/one_curve; four to seven minutes on two cores.
 """
 
 import os
@@ -80,9 +80,9 @@ def main() -> None:
         assert loss.index.equals(reference.index)  # no step is missing
         difference = (loss / reference - 1).abs()
         # The first ones are broader, so that lines at the same place can be told apart.
-        width = len(WAYS) - number
-        curve.semilogy(loss, label=name, linewidth=2 * width)
-        below.plot(difference, linewidth=2 * width)
+        width = 0.5 + len(WAYS) - number
+        curve.semilogy(loss, label=name, linewidth=width)
+        below.plot(difference)
         largest = f"{difference[:50].max():8.1e}   {difference.max():8.1e}"
         print(f"{name:45} {largest}", flush=True)
     curve.set_ylabel("training loss")
