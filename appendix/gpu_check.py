@@ -1,7 +1,7 @@
 """Try on GPUs what the tests on processors cannot, and print what belongs into chapter 4's text.
 
   uv run python appendix/gpu_check.py            nine minutes at most
-  uv run python appendix/gpu_check.py --quick    the same commands on a processor
+  uv run python appendix/gpu_check.py --quick    the same on a processor, with one process
 
 It uses one, two, four and eight GPUs, as many as there are. A part that fails says so, and the
 others go on. appendix/output/gpu_check has the runs, and in commands.log all that was printed.

@@ -54,7 +54,7 @@ def rank_1(process, folder, step):
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_three(
     tmp_path, reference
 ):
-    """After SIGKILL of the launcher alone, from which it has gone on to the same bits.
+    """Before, the launcher alone gets SIGKILL, and the run goes on from it to the same bits.
 
     Broken by: no end_with_launcher in main (the ranks train on); no all_reduce in StopAndSave (it
     hangs); order[rank] in ResumableBatches.
