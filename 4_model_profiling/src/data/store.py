@@ -85,6 +85,8 @@ def file_system(
             "endpoint_url": server.get("AWS_ENDPOINT_URL"),
             # boto reads AWS_DEFAULT_REGION alone; TensorStore and others read this one.
             "client_kwargs": {"region_name": os.environ.get("AWS_REGION")},
+            # In the buckets of some data providers those who read pay for it.
+            "requester_pays": "AWS_REQUEST_PAYER" in os.environ,
             "max_concurrency": max_concurrency,
             "config_kwargs": {
                 "connect_timeout": 5,

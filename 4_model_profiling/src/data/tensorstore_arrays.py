@@ -96,15 +96,10 @@ def on_grid(array: ts.TensorStore, field: StoredField) -> ts.TensorStore:
     return array[ts.d[AXES].transpose[:]]
 
 
-def is_plain(field: StoredField) -> bool:
-    """Whether the stored numbers are the values: float32, and NaN where there is none."""
-    return field.dtype == np.float32 and not field.packing
-
-
 def unpack(values: np.ndarray, fields: list[StoredField]) -> np.ndarray:
     """Stored numbers (B, V, T, H, W) as float32 with NaN: TensorStore does not do this."""
-    if all(map(is_plain, fields)):
-        return values
+    if all(field.dtype == np.float32 and not field.packing for field in fields):
+        return values  # the stored numbers are the values
     unpacked = np.empty(values.shape, np.float32)
     for number, field in enumerate(fields):
         stored = xr.Variable(("batch", *AXES), values[:, number], field.packing)
