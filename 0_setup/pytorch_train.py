@@ -87,7 +87,8 @@ def train(
     stop: StopRequest,
 ) -> None:
     """Train to ``total_steps``, or until a signal or ``settings.max_steps``."""
-    device = next(state.model.parameters()).device
+    model, optimizer, scheduler = state.model, state.optimizer, state.scheduler
+    device = next(model.parameters()).device
     # Copies from pinned memory (loaders.py) need not be waited for.
     is_pinned = device.type == "cuda"
     checkpoint_every = settings.checkpoint_every_n_steps or total_steps
@@ -104,26 +105,26 @@ def train(
         for batch in train_loader:
             # Forward. The samples' numbers and the epoch decide which patches are hidden.
             x, index = (part.to(device, non_blocking=is_pinned) for part in batch)
-            output = state.model(x, index, epoch)
+            output = model(x, index, epoch)
 
             # Loss: the mean over hidden ocean values. Land alone has none: its loss is 0.
             loss = output.squared_error / output.valid_count.clamp(min=1)
 
             # Backward.
-            state.optimizer.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            grad_norm = clip_gradients(state.model, settings.gradient_clip_val)
+            grad_norm = clip_gradients(model, settings.gradient_clip_val)
 
             # Step.
-            lr = state.scheduler.get_last_lr()[0]
-            state.optimizer.step()
-            state.scheduler.step()
+            lr = scheduler.get_last_lr()[0]
+            optimizer.step()
+            scheduler.step()
             state.step += 1
             bar.update()
 
             # Log. To read a number is to wait for the GPU, so not in each step.
             if state.step % settings.log_every_n_steps == 0:
-                check_finite(state.model, state.step)
+                check_finite(model, state.step)
                 samples = (state.step - first_step) * loaders.batch_size
                 row = {
                     "train_loss": loss.item(),
@@ -139,7 +140,7 @@ def train(
             # again. In the other order the best one would be lost.
             is_epoch_end = state.step % loaders.steps_per_epoch == 0
             if is_epoch_end:
-                scores = evaluate(state.model, val_loader)
+                scores = evaluate(model, val_loader)
                 tracker.log(state.step, epoch, scores)
                 bar.write(f"epoch {epoch + 1}: {as_text(scores)}")
                 if scores["val_loss"] < state.best_loss:

@@ -1,5 +1,8 @@
 """Train on several devices in plain PyTorch: chapter 0's loop with the lines that DDP needs.
 
+It leaves out the progress bar, signals, the best checkpoint and the final scores. To see what is
+new, compare it with pytorch_train.py beside it, which is chapter 0's.
+
 uv run torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2 pytorch_ddp_train.py
 """
 
@@ -28,7 +31,6 @@ def main() -> None:
     config, resolved = parse_config(__doc__, CLASSES)
     settings = config.trainer
     seed = config.seed_everything
-
     if settings.max_steps > 0 or settings.checkpoint_every_n_steps:
         raise UserError("this script saves at the end of an epoch alone")
 
@@ -51,10 +53,8 @@ def main() -> None:
     total_steps = settings.max_epochs * loaders.steps_per_epoch
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
     state = TrainingState(model, optimizer, scheduler, resolved)
-    train_loader = loaders.train_loader(lambda: state.step)
-    # Each backward pass averages the gradients over the ranks.
-    ddp_model = DistributedDataParallel(model)
 
+    # All ranks read the checkpoint, and rank 0 alone writes: the others would write the same.
     if config.resume:
         state.load(config.resume / "checkpoints/last.ckpt")
     tracker = None
@@ -64,35 +64,46 @@ def main() -> None:
         tracker = Tracker(folder, settings.wandb, resolved, state.rows, state.run_id)
         state.run_id = tracker.run.id
 
+    # Each backward pass averages the gradients over the ranks.
+    ddp_model = DistributedDataParallel(model)
+    # The loader asks for the step when an epoch begins: after a resume it may be inside of one.
+    train_loader = loaders.train_loader(lambda: state.step)
+    val_loader = loaders.val_loader()
+
     while state.step < total_steps:
         epoch = state.step // loaders.steps_per_epoch
+
         for batch in train_loader:
-            x, index = (part.to(device, non_blocking=True) for part in batch)
+            # Forward. The samples' numbers and the epoch decide which patches are hidden.
+            x, index = (part.to(device) for part in batch)
             output = ddp_model(x, index, epoch)
 
-            # Loss: the mean over the hidden ocean values of all ranks, and not the mean of their
-            # means: one rank may have much land. So the gradients of the ranks have to be added.
-            # DDP averages them, which divides by the number of ranks: multiply by it.
+            # Loss: the mean over the hidden ocean values of all ranks. The ranks' gradients have to
+            # be added; DDP averages them, which divides by the number of ranks: multiply by it.
             own = torch.stack([output.squared_error, output.valid_count])
             error, count = sum_over_ranks(own)
             count = count.clamp(min=1)
             loss = output.squared_error / count * world_size
 
+            # Backward.
             optimizer.zero_grad()
             loss.backward()
             clip_gradients(model, settings.gradient_clip_val)
+
+            # Step.
             lr = scheduler.get_last_lr()[0]
             optimizer.step()
             scheduler.step()
             state.step += 1
-            if state.step % settings.log_every_n_steps == 0:
+
+            # Log. To read a number is to wait for the GPU, so not in each step.
+            if tracker and state.step % settings.log_every_n_steps == 0:
                 check_finite(model, state.step)
                 row = {"train_loss": (error / count).item(), "lr": lr}
-                if tracker:
-                    tracker.log(state.step, epoch, row)
+                tracker.log(state.step, epoch, row)
 
-        # All ranks validate their share at the end of an epoch.
-        errors = sum_over_ranks(model_errors(model, loaders.val_loader()))
+        # Validate at the end of an epoch: each rank its share.
+        errors = sum_over_ranks(model_errors(model, val_loader))
         scores = to_scores(errors, loaders.val_set)
         if tracker:
             tracker.log(state.step, epoch, scores)

@@ -111,7 +111,8 @@ def main(
     dataset = kind("train", **defaults["dataset_args"])
     size = defaults["batch_size"]
     order = getattr(dataset, "epoch_order", epoch_order)(len(dataset), 0, 0)
-    batches = [order[size * n : size * (n + 1)] for n in range(num_batches)]
+    number = min(num_batches, len(order) // size)
+    batches = [order[size * n : size * (n + 1)] for n in range(number)]
     names = object_names(dataset, batches)  # which takes longer than to ask for them
     loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
     actions = {
@@ -129,7 +130,7 @@ def main(
             for name, action in actions.items():
                 seconds[name].append(timeit(action, number=1))
 
-    raw, loaded = (size * num_batches / median(turns) for turns in seconds.values())
+    raw, loaded = (size * number / median(turns) for turns in seconds.values())
     print(f"raw requests {raw:8.0f} samples/s")
     print(f"loader       {loaded:8.0f} samples/s, {loaded / raw:.2f} of it")
 

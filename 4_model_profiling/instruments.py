@@ -41,7 +41,7 @@ def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
         epilog="Settings of lightning_train.py work here too: --data.batch_size 64",
     )
     default = CHAPTER / "config" / "config.yaml"
-    parser.add_argument("-c", "--config", default=default, help="YAML file")
+    parser.add_argument("-c", "--config", default=default, help="of several, the last")
     parser.add_argument("--steps", type=int, default=steps, help="training steps")
     return parser
 
@@ -67,7 +67,7 @@ def short_training(
         UserError: the training has fewer steps.
     """
     config, _ = parse_config("", CLASSES, list(arguments))
-    config.trainer.devices = 1
+    config.trainer.devices = config.trainer.num_nodes = 1
     gc.collect()  # the training before this one, which may still fill the GPU's memory
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with TemporaryDirectory() as folder:

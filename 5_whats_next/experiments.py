@@ -35,7 +35,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, help="YAML file of named settings")
-    parser.add_argument("-c", "--config", default=CHAPTER / "config" / "config.yaml")
+    default = CHAPTER / "config" / "config.yaml"
+    parser.add_argument("-c", "--config", default=default, help="of several, the last")
     options, overrides = parser.parse_known_args()
     rows = {}
     for name, settings in yaml.safe_load(options.file.read_text()).items():
@@ -68,33 +69,34 @@ def train(arguments: list[str], folder: Path) -> dict[str, Any]:
         return json.loads(row_file.read_text())
     shutil.rmtree(folder, ignore_errors=True)  # of other settings, or stopped
     folder.mkdir(parents=True)
-    config.trainer.devices = 1
+    config.trainer.devices = config.trainer.num_nodes = 1
     gc.collect()  # the training before may still fill the GPU
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 
     start = time.perf_counter()
     row: dict[str, Any] = {}
+    report = Report("disabled", resolved)
     with redirect_stdout(None):
         trainer, module, data = build_training(
             config,
             folder,
-            [Report("disabled", resolved)],
+            [report],
             max_steps=config.trainer.max_steps,
             enable_checkpointing=False,  # without a best one, Report scores nothing
             enable_model_summary=False,
         )
         try:
             trainer.fit(module, data)
-        except UserError as error:  # such as a NaN: the other trainings go on
+        # Such as a NaN: the other trainings go on.
+        except (UserError, torch.OutOfMemoryError) as error:
             row["error"] = str(error)
     row["seconds"] = time.perf_counter() - start
     if torch.cuda.is_available():
         row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    metrics = folder / "metrics.csv"
-    if metrics.exists():
-        last = pd.read_csv(metrics).ffill().iloc[-1]
-        row = last.drop(["epoch", "lr"]).to_dict() | row
+    if report.rows:
+        last = pd.DataFrame(report.rows).ffill().iloc[-1]
+        row = last.drop(["epoch", "lr"], errors="ignore").to_dict() | row
     if "error" not in row:  # what has failed is tried again by the next command
         with atomic_write(row_file) as file:
             file.write(json.dumps(row).encode())
@@ -107,12 +109,14 @@ def draw(results: Path, names: list[str]) -> None:
     rate, loss, val_loss = figure.subplots(3, sharex=True)
     for name in names:
         path = results / name / "metrics.csv"
-        if not path.exists():
+        if not path.read_text().strip():
             continue  # it failed before its first row
         metrics = pd.read_csv(path, index_col="step")
-        rate.plot(metrics["lr"].dropna(), label=name)
-        # The mean of five logged losses: a single batch says little.
-        loss.semilogy(metrics["train_loss"].dropna().rolling(5, min_periods=1).mean())
+        if "lr" in metrics:  # a short one may have a validation alone
+            rate.plot(metrics["lr"].dropna(), label=name)
+            # The mean of five logged losses: a single batch says little.
+            means = metrics["train_loss"].dropna().rolling(5, min_periods=1).mean()
+            loss.semilogy(means)
         if "val_loss" in metrics:
             val_loss.plot(metrics["val_loss"].dropna(), "o-")
     rate.set(ylabel="learning rate", title=f"Short trainings: {results.name}")

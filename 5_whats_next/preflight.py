@@ -32,7 +32,7 @@ from src.run.launch import end_with_launcher, launch
 
 STEPS = 12
 WARMUP = 4  # steps that are not timed
-ERRORS = (UserError, RuntimeError, *CLOUD_ERRORS)  # a GPU's memory: RuntimeError
+ERRORS = (UserError, torch.OutOfMemoryError, *CLOUD_ERRORS)
 
 
 class Clock(Callback):
@@ -88,7 +88,7 @@ def main() -> int:
                 Path(folder),
                 [clock, LoaderReport()],
                 max_steps=STEPS,
-                limit_val_batches=2,
+                limit_val_batches=STEPS,
                 enable_checkpointing=False,
                 enable_model_summary=False,
             )

@@ -61,7 +61,7 @@ def test_a_worker_s_error_is_one_line_and_a_bug_a_traceback(monkeypatch, capfd):
 
 
 def test_a_card_without_kernels_is_named(monkeypatch):
-    """A V100 with a PyTorch that has dropped it. Broken by: no minor in choose_device."""
+    """A V100 with a PyTorch that has dropped it. Broken by: no `oldest` in choose_device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jsonargparse import (
-    ArgumentParser,
-    DefaultHelpFormatter,
-    Namespace,
-)
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from src.run.checkpoint import read_checkpoint
@@ -163,11 +159,12 @@ def choose_device(accelerator: str) -> torch.device:
             "is the driver new enough? appendix/guide/install.md"
         )
     if accelerator == "cuda":
-        # A kernel for 8.0 runs on all cards from 8.0 to 8.9, and on no others.
+        # On newer cards than it was built for, PyTorch's kernels can mostly be compiled again.
         major, minor = torch.cuda.get_device_capability()
-        usable = {f"sm_{major}{number}" for number in range(minor + 1)}
-        built = torch.cuda.get_arch_list()  # AMD's have other names
-        if built[0].startswith("sm_") and usable.isdisjoint(built):
+        # sm_75, sm_80, ..., sm_90a; AMD's have other names.
+        built = torch.cuda.get_arch_list()
+        kind, _, oldest = built[0].partition("_")
+        if kind == "sm" and int(oldest.rstrip("af")) > 10 * major + minor:
             raise UserError(
                 f"PyTorch {torch.__version__} has no kernels for this card (sm_{major}{minor}), "
                 f"only for {built}; which one has: appendix/guide/install.md"

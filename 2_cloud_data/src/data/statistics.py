@@ -59,7 +59,8 @@ def load_statistics(
     mean = total / count
     std = (squares / count - mean**2) ** 0.5
     # An infinite value makes both NaN, and then all samples: everything would count as land.
-    if not (np.isfinite(std) & (std > 0)).all():
+    # And the digits that float32 loses make a constant's deviation a little more than 0.
+    if not (np.isfinite(std) & (std > 1e-6 * abs(mean))).all():
         raise UserError(f"{url}: the standard deviations of {variables} are {std}")
     return mean.astype(np.float32), std.astype(np.float32)
 
@@ -90,8 +91,12 @@ def add_statistics(
     target = open_store(to or url, read_only=False)
     file = file_name(url, train_period)
     found = read_sums(target, file)
-    if set(found["sums"]) != set(fields):
-        found = {"steps": 0, "sums": dict.fromkeys(fields, (0.0, 0.0, 0.0))}
+    if not found["sums"]:
+        found["sums"] = dict.fromkeys(fields, (0.0, 0.0, 0.0))
+    elif set(found["sums"]) != set(fields):
+        raise UserError(
+            f"{target.url}/{file} has other variables: delete it, or name a folder (--to)"
+        )
 
     # Whole chunks, so that none is read twice.
     chunk = max(field.chunk["time"] for field in stored)

@@ -59,9 +59,8 @@ def connect() -> dict[str, str]:
     if "127.0.0.1" not in others:
         os.environ["no_proxy"] = f"127.0.0.1,{others}"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with FileLock(
-        FOLDER / "lock"
-    ):  # of ranks that come at the same time, one starts it
+    # Of ranks that come at the same time, one starts it.
+    with FileLock(FOLDER / "lock"):
         # Waits while the last server is stopped. Held until this process ends.
         fcntl.flock(open_file("users"), fcntl.LOCK_SH)
         return running_server() or start_server()

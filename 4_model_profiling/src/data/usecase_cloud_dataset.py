@@ -135,7 +135,6 @@ class CloudDataset(GridDataset):
 def is_globe(lon: np.ndarray) -> bool:
     """Whether these longitudes go round: after the last one comes the first."""
     number = len(lon)
-    width = (
-        np.ptp(lon) * number / max(1, number - 1)
-    )  # with the step after the last one
+    # With the step after the last one.
+    width = np.ptp(lon) * number / max(1, number - 1)
     return bool(abs(width - 360) < 180 / number)

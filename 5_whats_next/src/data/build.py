@@ -18,7 +18,7 @@ from src.data.fields import AXES
 from src.data.pytorch_dataset import ocean_fields
 from src.data.statistics import add_statistics
 from src.data.store import OCEAN, CheckedStore, open_store, read_file, write_file
-from src.data.windows import Period, Window
+from src.data.windows import Period, Window, find_period
 from src.run.errors import UserError
 
 
@@ -39,8 +39,9 @@ def build(
         shard: the same for an object, which holds several chunks; None: each holds one.
 
     Raises:
-        UserError: something else is at this place.
+        UserError: something else is at this place, or there are no data of that period.
     """
+    find_period(fields.indexes["time"], train_period)  # before hours of work
     fields = fields.transpose(*AXES).drop_encoding()
     fields = fields.drop_vars(set(fields.coords) - set(AXES))
     shape = tuple(fields.sizes[axis] for axis in AXES)

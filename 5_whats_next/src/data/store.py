@@ -16,7 +16,7 @@ from typing import Any
 import fsspec
 import s3fs  # noqa: F401 (here, because fsspec would import it while a store is opened)
 from aiohttp import ClientError
-from botocore.exceptions import ConnectionError, HTTPClientError, NoCredentialsError
+from botocore import exceptions as boto
 from dotenv import load_dotenv
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
@@ -30,9 +30,9 @@ from src.run.errors import UserError
 OCEAN = f"s3://{BUCKET}/ocean.zarr"
 # A chunk of a field is named after its place along several axes: c/0/3/1, or 0.3.1 in Zarr 2.
 FIELD_CHUNK = re.compile(r"\d[/.]\d+$")
-REFUSED = (PermissionError, NoCredentialsError)
+REFUSED = (PermissionError, boto.NoCredentialsError)
 # A server that is down, or throttles its clients, may answer later.
-BUSY = (OSError, ConnectionError, HTTPClientError, ClientError)
+BUSY = (OSError, boto.ConnectionError, boto.HTTPClientError, ClientError)
 
 
 def embedded_server(url: str) -> dict[str, str]:
@@ -47,6 +47,12 @@ def embedded_server(url: str) -> dict[str, str]:
     if proxy := os.environ.get("EMBEDDED_S3_ENDPOINT"):
         server["AWS_ENDPOINT_URL"] = proxy
     return server
+
+
+def load_environment() -> None:
+    """Read the file .env of the chapter, and that of the folder round it; what is set stays."""
+    for folder in Path(__file__).parents[2:4]:
+        load_dotenv(folder / ".env")
 
 
 def file_system(
@@ -70,9 +76,7 @@ def file_system(
     Raises:
         UserError: the address is wrong, or a package for it is missing.
     """
-    # Of the chapter and of the folder round it. What is set already stays.
-    for folder in Path(__file__).parents[2:4]:
-        load_dotenv(folder / ".env")
+    load_environment()
     scheme = url.partition("://")[0]
     options: dict[str, Any] = {}
     if scheme == "s3":
@@ -185,7 +189,8 @@ def open_store(
             max_concurrency=1,
         )
         if read_only:
-            # CheckedStore alone asks again: attempts of boto and s3fs would multiply.
+            # CheckedStore alone asks again: attempts of boto and s3fs would multiply. (In a
+            # loader's worker s3fs has its five again.)
             fs.retries = 1
         store = FsspecStore(fs, read_only, path)
     return CheckedStore(store, url, patience, has_land)

@@ -15,11 +15,9 @@ from pathlib import Path
 
 from aiohttp import ClientError
 from botocore.exceptions import BotoCoreError
-from dotenv import load_dotenv
 
-from src.data.store import file_system
+from src.data.store import file_system, load_environment
 from src.run.checkpoint import atomic_write, read_checkpoint
-from src.run.config import CHAPTER
 from src.run.errors import UserError
 
 # What a request raises if the storage refuses, or does not answer.
@@ -31,7 +29,7 @@ def storage_path(configured: str | None, filesystem: str = "s3") -> str:
 
     Empty for the word none.
     """
-    load_dotenv(CHAPTER / ".env")
+    load_environment()
     path = configured or os.environ.get("CLOUD_STORAGE_PATH")
     path = path or "s3://embedded/checkpoints"
     if path == "none":
@@ -64,10 +62,12 @@ class CloudRun:
     def upload(self, file: Path) -> None:
         """Upload a checkpoint; keep the one before it, and delete older ones."""
         key = f"{file.stem}-{saved_step(file):09d}-{digest(file)}.ckpt"
-        self.fs.put_file(str(file), f"{self.path}/{key}")
+        objects = self.objects(file.stem)
+        if key not in objects:  # an earlier process of this run has uploaded it
+            self.fs.put_file(str(file), f"{self.path}/{key}")
         # Only among older steps: a run that was resumed from an older step must not delete its own
         # upload.
-        older = [other for other in self.objects(file.stem) if other < key]
+        older = [other for other in objects if other < key]
         for other in older[1:]:
             self.fs.rm_file(f"{self.path}/{other}")
 
