@@ -6,6 +6,7 @@ uv run python lightning_train.py --trainer.accelerator cuda --trainer.devices 8 
 uv run python lightning_train.py --resume output/run_1         go on where a run stopped
 """
 
+import gc
 import inspect
 import os
 import sys
@@ -67,6 +68,8 @@ def main() -> int:
         # After torchrun without --trainer.devices each process would train alone.
         raise UserError(f"trainer.devices, num_nodes: {started} processes were started")
 
+    # What is imported stays: the garbage collector need not look at it again.
+    gc.freeze()
     # From here on every rank runs every line.
     checkpoint = None
     folder = Path()  # the other ranks write nothing
@@ -95,10 +98,7 @@ def main() -> int:
 
 
 def build_training(
-    config: Namespace,
-    folder: Path,
-    callbacks: list[Callback],
-    **trainer_arguments: Any,
+    config: Namespace, folder: Path, callbacks: list[Callback], **trainer_arguments: Any
 ) -> tuple[L.Trainer, Any, Any]:
     """Trainer, module and data of these settings.
 

@@ -7,12 +7,12 @@ For a dataset of your own, put its class into the YAML file. (The blog also call
 benchmark_configurations.py.)
 """
 
+import gc
 import multiprocessing
 import os
 import pkgutil
 import time
-from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,10 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
     """Serve batches to a training step that takes ``train_step_time`` seconds.
 
     Returns:
-        Seconds until the first batch, the opening of the store included; samples per second; and
-        the part of the time in which the training was busy.
+        Seconds until the first batch, the opening of the store included; samples per second; the
+        part of the time in which the training was busy; megabytes of memory.
     """
+    gc.freeze()  # as lightning_train.py does
     opened = time.perf_counter()
     kind = pkgutil.resolve_name(settings["dataset"])
     dataset = kind("train", **settings["dataset_args"])
@@ -61,7 +62,8 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
 
     times = []  # when each batch was asked for, when it came
     asked = opened
-    for _ in loaders.train_loader(lambda: 0):
+    batches = iter(loaders.train_loader(lambda: 0))
+    for _ in batches:
         times.append((asked, time.perf_counter()))
         # A GPU computes, and this process is free.
         time.sleep(settings["train_step_time"])
@@ -77,7 +79,19 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
         "first_batch_s": times[0][1] - opened,
         "samples_per_second": len(measured) * settings["batch_size"] / seconds,
         "busy": 1 - waited / seconds,
+        "memory_mb": memory(),
     }
+
+
+def memory() -> float:
+    """What this process and its children have in memory, in MB."""
+    root = psutil.Process()
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        about = process.memory_full_info()
+        # Of a page that three processes share, Linux's pss counts a third.
+        total += getattr(about, "pss", about.rss) / 1e6
+    return total
 
 
 def one_turn(settings: dict[str, Any]) -> dict[str, float]:
@@ -86,24 +100,7 @@ def one_turn(settings: dict[str, Any]) -> dict[str, float]:
     os.environ["DASK_NUM_WORKERS"] = str(settings["dask_threads"])
     spawn = multiprocessing.get_context("spawn")
     with slow_network(settings["delay"]), ProcessPoolExecutor(1, spawn) as process:
-        pid = process.submit(os.getpid).result()
-        future = process.submit(measure, settings)
-        peak = 0.0
-        while not wait([future], timeout=0.2).done:
-            peak = max(peak, memory(pid))
-        return future.result() | {"memory_mb": peak}
-
-
-def memory(pid: int) -> float:
-    """What a process and its children have in memory, in MB."""
-    total = 0.0
-    with suppress(psutil.Error):  # one of them has just ended
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
-            about = process.memory_full_info()
-            # Of a page that three processes share, Linux's pss counts a third.
-            total += getattr(about, "pss", about.rss) / 1e6
-    return total
+        return process.submit(measure, settings).result()
 
 
 def read_configurations(file: Path) -> dict[str, dict[str, Any]]:

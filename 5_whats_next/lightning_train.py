@@ -8,6 +8,7 @@ uv run python lightning_train.py --resume output/run_1         go on where a run
 uv run python lightning_train.py --resume s3://embedded/checkpoints/mine
 """
 
+import gc
 import inspect
 import os
 import sys
@@ -88,6 +89,8 @@ def main() -> int:
         # After torchrun without --trainer.devices each process would train alone.
         raise UserError(f"trainer.devices, num_nodes: {started} processes were started")
 
+    # What is imported stays: the garbage collector need not look at it again.
+    gc.freeze()
     # From here on every rank runs every line.
     folder = resume_point.folder or Path()  # the other ranks write nothing
     if not resume_point.folder and rank_zero_only.rank == 0:
@@ -123,10 +126,7 @@ def main() -> int:
 
 
 def build_training(
-    config: Namespace,
-    folder: Path,
-    callbacks: list[Callback],
-    **trainer_arguments: Any,
+    config: Namespace, folder: Path, callbacks: list[Callback], **trainer_arguments: Any
 ) -> tuple[L.Trainer, Any, Any]:
     """Trainer, module and data of these settings.
 
