@@ -53,6 +53,8 @@ def main() -> None:
     total_steps = settings.max_epochs * loaders.steps_per_epoch
     optimizer, scheduler = make_optimizer(model, total_steps, **vars(config.optimizer))
     state = TrainingState(model, optimizer, scheduler, resolved)
+    # Each backward pass averages the gradients over the ranks.
+    ddp_model = DistributedDataParallel(model)
 
     # All ranks read the checkpoint, and rank 0 alone writes: the others would write the same.
     if config.resume:
@@ -64,8 +66,6 @@ def main() -> None:
         tracker = Tracker(folder, settings.wandb, resolved, state.rows, state.run_id)
         state.run_id = tracker.run.id
 
-    # Each backward pass averages the gradients over the ranks.
-    ddp_model = DistributedDataParallel(model)
     # The loader asks for the step when an epoch begins: after a resume it may be inside of one.
     train_loader = loaders.train_loader(lambda: state.step)
     val_loader = loaders.val_loader()
