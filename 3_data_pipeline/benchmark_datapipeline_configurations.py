@@ -147,7 +147,7 @@ def show(turns: pd.DataFrame, names: list[str], picture: Path) -> None:
     for axis, column in zip(axes, COLUMNS, strict=True):
         axis.plot(medians[column], names, "o")
         axis.plot(turns[column], turns["name"], ".", color="0.4")
-        axis.set_title(column.replace("_", " "))
+        axis.set_title(column)
         axis.grid()
     axes[0].invert_yaxis()  # the first one at the top
     axes[0].set_xscale("log")  # they differ by orders of magnitude

@@ -7,11 +7,11 @@ uv run python ceiling.py --file mine_ladder.yaml --delay 0    a copy of ladder.y
 """
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import median
-from timeit import timeit
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
@@ -30,6 +30,8 @@ from src.data.sampler import epoch_order
 from src.data.tensorstore_arrays import kvstore, shared_context
 from src.run.config import HelpFormatter
 from src.run.errors import UserError, one_line_errors
+
+WARMUP = 20  # batches that do not count, as in ladder.yaml: the look-ahead grows
 
 
 def chunk_numbers(
@@ -64,32 +66,49 @@ def object_names(dataset: FastDataset, batches: list[list[int]]) -> list[set[str
     return names
 
 
-def get_raw(dataset: FastDataset, names: list[set[str]]) -> None:
-    """Get the objects of all batches, as far ahead as the loader, and decode nothing."""
-    context = shared_context(dataset.concurrency, 0.0)
-    place = kvstore(f"{dataset.url}/", dataset.anonymous)
-    store = ts.KvStore.open(place, context=context).result()
-    objects: dict[str, ts.Future] = {}
-    waiting: deque[list[ts.Future]] = deque()
-    ahead = 0  # grows as in LookAhead
-    for own_names in names:
-        if not dataset.cache_mb:
+class RawRequests:
+    """Gets the objects of batches, as far ahead as the loader, and decodes nothing.
+
+    Args:
+        dataset: whose objects, and whose settings.
+    """
+
+    def __init__(self, dataset: FastDataset) -> None:
+        context = shared_context(dataset.concurrency, 0.0)
+        place = kvstore(f"{dataset.url}/", dataset.anonymous)
+        self.store = ts.KvStore.open(place, context=context).result()
+        self.batches_ahead = dataset.batches_ahead
+        self.has_cache = dataset.cache_mb > 0
+        self.requests: dict[str, ts.Future] = {}
+        self.waiting: deque[list[ts.Future]] = deque()  # of each batch
+
+    def prefetch(self, names: set[str]) -> None:
+        """Ask for the objects of a batch."""
+        if not self.has_cache:
             # As in the loader, only an object that is on its way is not asked for again.
-            objects = {n: f for n, f in objects.items() if not f.done()}
-        for name in own_names - objects.keys():
-            objects[name] = store.read(name)
-        waiting.append([objects[name] for name in own_names])
-        if len(waiting) > ahead:
-            wait(waiting.popleft())
-            ahead = min(2 * ahead + 1, dataset.batches_ahead)
-    for futures in waiting:
-        wait(futures)
+            self.requests = {n: f for n, f in self.requests.items() if not f.done()}
+        for name in names - self.requests.keys():
+            self.requests[name] = self.store.read(name)
+        self.waiting.append([self.requests[name] for name in names])
+
+    def forget_requests(self) -> None:
+        """Nothing to do: each turn has its own object."""
+
+    def load(self, names: list[Any]) -> Iterator[set[str]]:
+        """Yield each batch of names when its objects are there. Raises ValueError if one fails."""
+        announced: Any = LookAhead(names, self)
+        for batch in announced:
+            for future in self.waiting.popleft():
+                future.result()
+            yield batch
 
 
-def wait(futures: list[ts.Future]) -> None:
-    """Until all of them are there. Raises ValueError for a request that has failed."""
-    for future in futures:
-        future.result()
+def samples_per_second(batches: Iterable[Any], size: int) -> float:
+    """How fast batches of this size come, without the first ones."""
+    for number, _ in enumerate(batches):
+        if number == WARMUP:
+            start = time.perf_counter()
+    return size * (number - WARMUP) / (time.perf_counter() - start)
 
 
 def main(
@@ -104,7 +123,7 @@ def main(
         file: windows and batch size are its defaults; for a store of yours, a copy with your url.
         delay: seconds before each request.
         stream: in ChunkStream's order, in which each chunk is read once.
-        num_batches: how many each turn reads.
+        num_batches: how many each turn reads; the first 20 do not count.
     """
     defaults = yaml.safe_load(Path(file).read_text())["defaults"]
     kind = ChunkStream if stream else FastDataset
@@ -112,27 +131,26 @@ def main(
     size = defaults["batch_size"]
     order = getattr(dataset, "epoch_order", epoch_order)(len(dataset), 0, 0)
     number = min(num_batches, len(order) // size)
+    if number <= WARMUP + 1:
+        raise UserError(f"{number} batches; the first {WARMUP} do not count")
     batches = [order[size * n : size * (n + 1)] for n in range(number)]
     names = object_names(dataset, batches)  # which takes longer than to ask for them
     loader = DataLoader(dataset, batch_sampler=LookAhead(batches, dataset))
-    actions = {
-        "raw requests": lambda: get_raw(dataset, names),
-        "loader": lambda: deque(loader, maxlen=0),  # takes all batches, keeps none
-    }
 
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    turns = []
     with slow_network(delay):
         for _ in tqdm(range(3), unit="turn", disable=None):
             # Nothing of the last turn is in the cache, and the arrays are open, as the raw store.
             shared_context.cache_clear()
             dataset.opened = None
             dataset[0]
-            for name, action in actions.items():
-                seconds[name].append(timeit(action, number=1))
+            raw = RawRequests(dataset).load(names)
+            both = samples_per_second(raw, size), samples_per_second(loader, size)
+            turns.append(both)
 
-    raw, loaded = (size * number / median(turns) for turns in seconds.values())
-    print(f"raw requests {raw:8.0f} samples/s")
-    print(f"loader       {loaded:8.0f} samples/s, {loaded / raw:.2f} of it")
+    raw_rate, rate = np.median(turns, axis=0)
+    print(f"raw requests {raw_rate:8.0f} samples/s")
+    print(f"loader       {rate:8.0f} samples/s, {rate / raw_rate:.2f} of it")
 
 
 if __name__ == "__main__":

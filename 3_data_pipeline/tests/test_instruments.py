@@ -93,7 +93,7 @@ def test_benchmark_and_ceiling_print_and_draw(
     assert lines[0].split() == list(benchmark.COLUMNS)
     assert [line.split()[0] for line in lines[1:]] == ["one", "two", "look"]
     assert (tmp_path / "benchmark_logs" / "mine.png").exists()
-    ceiling.main(str(file), delay=0, num_batches=2)
+    ceiling.main(str(file), delay=0, num_batches=22)
     assert "loader" in capsys.readouterr().out
     content["configurations"]["two"] = {"num_worker": 1}
     file.write_text(yaml.safe_dump(content))
