@@ -92,7 +92,7 @@ class FastDataset(CloudDataset):
         futures = []
         for target, index in zip(values, indices, strict=True):
             region = (slice(None), *self.grid.slices(index))
-            # A slice keeps its coordinates; translate_to[0] makes them begin at 0, like the target's.
+            # A slice keeps its coordinates; translate_to[0] starts them at 0, like the target's.
             window = self.array[region].translate_to[0]
             # Into the batch's own array: a result of read() would be copied into it.
             place = ts.array(target, copy=False, write=True)

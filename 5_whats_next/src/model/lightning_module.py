@@ -69,7 +69,7 @@ class AutoencoderModule(L.LightningModule):
         """
         x, index = batch
         # current_epoch is global_step // steps_per_epoch: each batch is one optimiser step.
-        # As a tensor: a number would be part of the compiled code, and the next epoch would compile.
+        # As a tensor: a number would be part of the compiled code, and would cause a second one.
         epoch = torch.full((), self.current_epoch, device=x.device)
         output = self.training_forward(x, index, epoch)
         # The mean over all ranks' hidden ocean values, and not the mean of the ranks' means: one
