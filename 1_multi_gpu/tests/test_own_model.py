@@ -7,19 +7,27 @@ from types import ModuleType
 import lightning_train
 import pytest
 
+from src.data.lightning_datamodule import FieldDataModule
 from src.run.config import CHAPTER
 from tests.runs import assert_same_run, call, finish, rows, start
 
 GUIDE = (CHAPTER.parent / "appendix" / "guide" / "own_model.md").read_text()
-MODEL, IMPORTS, SAMPLER = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+MODEL, IMPORTS, OURS, SAMPLER = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 SETTINGS = "trainer: {max_epochs: 2, log_every_n_steps: 1, wandb: disabled}"
 
 
-def train(monkeypatch, output: Path, *arguments: str, data: str = "MyData") -> Path:
+def train(
+    monkeypatch, output: Path, *arguments: str, model: str = "MyModule", data: str
+) -> Path:
     """A run of the guide's classes: 12 steps in two epochs."""
     guide = ModuleType("guide")
-    exec(MODEL + SAMPLER, vars(guide))
-    classes = (guide.MyModule, getattr(guide, data), lightning_train.LightningSettings)
+    exec(MODEL + OURS + SAMPLER, vars(guide))
+    guide.FieldDataModule = FieldDataModule
+    classes = (
+        getattr(guide, model),
+        getattr(guide, data),
+        lightning_train.LightningSettings,
+    )
     monkeypatch.setattr(lightning_train, "CLASSES", classes)
     settings = [f"-c={{{SETTINGS}}}", f"--trainer.output_dir={output}"]
     call(monkeypatch, *settings, *arguments, script=lightning_train)
@@ -50,6 +58,14 @@ def test_two_imports_are_all_that_changes(tmp_path):
     assert steps == [
         str(number) for number in range(1, 7)
     ]  # 3 in an epoch, for each rank
+
+
+def test_a_module_on_our_data(monkeypatch, tmp_path):
+    """Which has land. Broken by: no nan_to_num in the guide's LastMonth."""
+    words = {"model": "LastMonth", "data": "FieldDataModule"}
+    with pytest.raises(SystemExit, match="0"):
+        train(monkeypatch, tmp_path, "--trainer.max_steps=3", **words)
+    assert rows(tmp_path / "run_1")[-1]["step"] == "3"
 
 
 def test_the_sampler_lifts_out(monkeypatch, tmp_path):
