@@ -2,7 +2,7 @@
 
 uv run python usecase_API_access.py --start 2020-01-01 --end 2020-12-31 --url output/sst.zarr
 
-The service is Copernicus Marine: uv sync --group copernicus, and your account in .env as
+The service is Copernicus Marine: uv sync --inexact --group copernicus, and your account in .env as
 COPERNICUSMARINE_SERVICE_USERNAME and COPERNICUSMARINE_SERVICE_PASSWORD, which the client reads.
 """
 

@@ -3,7 +3,7 @@
 s3://embedded/NAME     the S3 server of this chapter, which starts by itself (s3_server.py)
 s3://BUCKET/NAME       any other S3; keys, profile, AWS_ENDPOINT_URL and AWS_REGION from the
                        environment or .env
-gs://BUCKET/NAME       Google Cloud Storage; uv sync --group gcs
+gs://BUCKET/NAME       Google Cloud Storage; uv sync --inexact --group gcs
 FOLDER                 a local path
 """
 
