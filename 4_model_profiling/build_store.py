@@ -137,9 +137,8 @@ def cube_fields(shape: Window, chunk: Window) -> xr.Dataset:
         values = mean + amplitude * (waves + 0.2 * noise)
         values = da.where(land, np.nan, values).astype("float32")
         fields[name] = (AXES, values, {"units": unit})
-    dates = np.datetime64("1900-01") + np.arange(shape[0])
     coordinates = {
-        "time": dates.astype("datetime64[ns]"),
+        "time": xr.date_range("1900-01", periods=shape[0], freq="MS"),
         "lat": np.linspace(-90, 90, shape[1]),
         "lon": np.linspace(0, 360, shape[2], endpoint=False),
     }

@@ -133,7 +133,7 @@ def test_a_store_of_netcdf_files(monkeypatch, tmp_path):
     moved.isel(valid_time=slice(30, 54)).to_netcdf(tmp_path / "b.nc")
     with pytest.raises(UserError, match="latitude"):
         call(monkeypatch, *words, script=build_store)
-    (tmp_path / "a.nc").unlink()
+    (tmp_path / "b.nc").unlink()
     with pytest.raises(UserError, match="something else is here"):
         call(monkeypatch, *words, script=build_store)
 

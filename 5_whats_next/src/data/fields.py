@@ -72,8 +72,8 @@ def open_fields(
     lazy = open_lazily(store, chunks)
     names = [
         str(name)
-        for name, field in lazy.items()
-        if set(AXES) <= set(field.dims) <= {*AXES, "level"}
+        for name in lazy
+        if set(AXES) <= set(lazy[name].dims) <= {*AXES, "level"}
     ]
     if not names or not set(AXES) <= set(lazy.indexes):
         raise NoStoreError(
