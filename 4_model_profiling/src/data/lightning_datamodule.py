@@ -34,6 +34,7 @@ class FieldDataModule(L.LightningDataModule):
         Sets nothing: the other ranks, which wait, would not see it.
         """
         try:
+            # All named: what is not, jsonargparse would take for a setting.
             Loaders(seed=self.seed, rank=0, world_size=1, **self.settings)
         except NoStoreError as error:
             if not str(error).startswith(f"{OCEAN}:"):
