@@ -68,8 +68,10 @@ def main() -> int:
         # After torchrun without --trainer.devices each process would train alone.
         raise UserError(f"trainer.devices, num_nodes: {started} processes were started")
 
-    # What is imported stays: the garbage collector need not look at it again.
+    # What has been imported stays until the end, so Python's garbage collector need not search it
+    # again and again: a tenth of a second less until the first batch.
     gc.freeze()
+
     # From here on every rank runs every line.
     checkpoint = None
     folder = Path()  # the other ranks write nothing

@@ -31,7 +31,7 @@ from src.data.tensorstore_arrays import kvstore, shared_context
 from src.run.config import HelpFormatter
 from src.run.errors import UserError, one_line_errors
 
-WARMUP = 20  # batches that do not count, as in ladder.yaml: the look-ahead grows
+WARMUP = 20  # batches that do not count, as in ladder.yaml, while the look-ahead grows
 
 
 def chunk_numbers(
@@ -145,8 +145,8 @@ def main(
             dataset.opened = None
             dataset[0]
             raw = RawRequests(dataset).load(names)
-            both = samples_per_second(raw, size), samples_per_second(loader, size)
-            turns.append(both)
+            raw_rate = samples_per_second(raw, size)
+            turns.append((raw_rate, samples_per_second(loader, size)))
 
     raw_rate, rate = np.median(turns, axis=0)
     print(f"raw requests {raw_rate:8.0f} samples/s")

@@ -41,7 +41,8 @@ def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
         epilog="Settings of lightning_train.py work here too: --data.batch_size 64",
     )
     default = CHAPTER / "config" / "config.yaml"
-    parser.add_argument("-c", "--config", default=default, help="of several, the last")
+    text = "YAML file; if there are several, the last one counts"
+    parser.add_argument("-c", "--config", default=default, help=text)
     parser.add_argument("--steps", type=int, default=steps, help="training steps")
     return parser
 

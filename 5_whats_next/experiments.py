@@ -36,7 +36,8 @@ def main() -> None:
     )
     parser.add_argument("file", type=Path, help="YAML file of named settings")
     default = CHAPTER / "config" / "config.yaml"
-    parser.add_argument("-c", "--config", default=default, help="of several, the last")
+    text = "YAML file; if there are several, the last one counts"
+    parser.add_argument("-c", "--config", default=default, help=text)
     options, overrides = parser.parse_known_args()
     rows = {}
     for name, settings in yaml.safe_load(options.file.read_text()).items():

@@ -219,16 +219,6 @@ def test_the_one_before_is_kept(tmp_path):
     assert len(run.objects("best")) == 1
 
 
-def test_a_restart_uploads_nothing_twice(tmp_path):
-    """Broken by: no `key not in objects` in upload."""
-    run = CloudRun(f"file://{tmp_path}/cloud")
-    upload(run, tmp_path, 7)
-    (there,) = (tmp_path / "cloud").iterdir()
-    there.write_bytes(b"there")
-    CloudRun(run.url).upload(tmp_path / "last.upload")
-    assert there.read_bytes() == b"there"
-
-
 @pytest.mark.parametrize("step_here", [None, 5, 9])
 def test_the_newer_one_of_disk_and_cloud(tmp_path, step_here):
     """Broken by: no comparison of steps in download_newer."""

@@ -170,9 +170,9 @@ def choose_device(accelerator: str) -> torch.device:
             "is the driver new enough? appendix/guide/install.md"
         )
     if accelerator == "cuda":
-        # On newer cards than it was built for, PyTorch's kernels can mostly be compiled again.
+        # Kernels built for an older card mostly run on a newer one, and never the other way round.
         major, minor = torch.cuda.get_device_capability()
-        # sm_75, sm_80, ..., sm_90a; AMD's have other names.
+        # What it was built for, the oldest first: sm_75, ..., sm_90a. AMD's have other names.
         built = torch.cuda.get_arch_list()
         kind, _, oldest = built[0].partition("_")
         if kind == "sm" and int(oldest.rstrip("af")) > 10 * major + minor:

@@ -9,7 +9,7 @@ class DeviceHours(Timer):
     """Says at the end how many hours of a device the training has taken, in all its parts.
 
     Lightning's Timer keeps its seconds in each checkpoint, so what a kill has lost after the last
-    one does not count. Parts on another number of devices count as if they had had today's.
+    one does not count. If the number of devices has changed, the last one is used for all parts.
     """
 
     @rank_zero_only

@@ -62,12 +62,10 @@ class CloudRun:
     def upload(self, file: Path) -> None:
         """Upload a checkpoint; keep the one before it, and delete older ones."""
         key = f"{file.stem}-{saved_step(file):09d}-{digest(file)}.ckpt"
-        objects = self.objects(file.stem)
-        if key not in objects:  # an earlier process of this run has uploaded it
-            self.fs.put_file(str(file), f"{self.path}/{key}")
+        self.fs.put_file(str(file), f"{self.path}/{key}")
         # Only among older steps: a run that was resumed from an older step must not delete its own
         # upload.
-        older = [other for other in objects if other < key]
+        older = [other for other in self.objects(file.stem) if other < key]
         for other in older[1:]:
             self.fs.rm_file(f"{self.path}/{other}")
 
