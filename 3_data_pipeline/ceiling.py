@@ -145,8 +145,8 @@ def main(
             dataset.opened = None
             dataset[0]
             raw = RawRequests(dataset).load(names)
-            raw_rate = samples_per_second(raw, size)
-            turns.append((raw_rate, samples_per_second(loader, size)))
+            # The raw requests first, then the loader.
+            turns.append([samples_per_second(way, size) for way in (raw, loader)])
 
     raw_rate, rate = np.median(turns, axis=0)
     print(f"raw requests {raw_rate:8.0f} samples/s")
